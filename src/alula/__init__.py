@@ -1,0 +1,1 @@
+"""alula: EAGLE-style speculative decoding, same text, sooner."""

@@ -1,0 +1,261 @@
+"""What a request asks for, what it has so far, and the structs that pass between the stages of a step."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from alula.tree import TreeShape
+
+if TYPE_CHECKING:
+    import torch
+
+LogitsProcessor = Callable[["list[int]", "torch.Tensor"], "torch.Tensor"]
+"""Pure function of (prompt and output tokens up to this node, logits [V]) -> logits [V]."""
+
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when a request ends. Names and meanings follow vLLM.
+
+    Raises ValueError, naming the field and the mend, for a value outside its range.
+    """
+
+    temperature: float = 0.0
+    """0 (below 1e-5) is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches top_p."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits (multiplies negative ones) of tokens in the prompt or the output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token already in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that must not be produced."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these ids may be produced."""
+    min_tokens: int = 0
+    """EOS and stop_token_ids are masked, and stop strings ignored, until this many tokens are out."""
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    """Texts that end the output."""
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    """None draws a fresh seed, which the result reports."""
+    n: int = 1
+    """Samples per prompt, with independent noise."""
+    logprobs: int | None = None
+    """Report this many of the most likely tokens with each output token (0: the token's own only)."""
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    """`raw`: of the model's own logits; `processed`: after every step of the pipeline."""
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether anything besides temperature and the cuts changes the logits."""
+        return bool(
+            self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids is not None
+            or self.min_tokens
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logits_processors
+        )
+
+
+_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("temperature", lambda v: 0 <= v < math.inf, "a number of at least 0"),
+    ("top_k", lambda v: v >= -1, "a whole number; 0 or -1 keeps every token"),
+    ("top_p", lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
+    ("min_p", lambda v: 0 <= v <= 1, "a number from 0 to 1"),
+    ("repetition_penalty", lambda v: 0 < v < math.inf, "a number above 0"),
+    ("presence_penalty", lambda v: -2 <= v <= 2, "a number from -2 to 2"),
+    ("frequency_penalty", lambda v: -2 <= v <= 2, "a number from -2 to 2"),
+    ("min_tokens", lambda v: v >= 0, "a whole number of at least 0"),
+    ("max_tokens", lambda v: v >= 1, "a whole number of at least 1"),
+    ("n", lambda v: v >= 1, "a whole number of at least 1"),
+)
+_WHOLE = {"top_k", "min_tokens", "max_tokens", "n", "seed", "logprobs", "prompt_logprobs"}
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    for name in _WHOLE:
+        value = getattr(params, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{name} is {value!r}: give a whole number")
+    for name, holds, mend in _RANGES:
+        value = getattr(params, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not holds(value):
+            raise ValueError(f"{name} is {value!r}: give {mend}")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and value < 0:
+            raise ValueError(f"{name} is {value}: give a whole number of at least 0, or None")
+    if params.min_tokens > params.max_tokens:
+        raise ValueError(
+            f"min_tokens is {params.min_tokens}, above max_tokens {params.max_tokens}: lower it or raise max_tokens"
+        )
+    if params.seed is not None and not -(2**63) <= params.seed < 2**63:
+        raise ValueError(f"seed is {params.seed}: give a 64-bit integer")
+    if params.logprobs_mode not in ("raw", "processed"):
+        raise ValueError(f"logprobs_mode is {params.logprobs_mode!r}: give 'raw' or 'processed'")
+    for name in ("stop", "bad_words"):
+        value = getattr(params, name)
+        if isinstance(value, str) or any(not isinstance(text, str) or not text for text in value):
+            raise ValueError(f"{name} is {value!r}: give a tuple of texts, none of them empty")
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise ValueError("allowed_token_ids is empty: give at least one id, or None to allow all")
+    if any(math.isnan(bias) for bias in params.logit_bias.values()):
+        raise ValueError("logit_bias holds NaN: give numbers")
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log probabilities at one output position: the chosen token's, its rank (1 is the top), and the top ones."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification decided for one sequence.
+
+    path: accepted nodes, from the root's child down (the root itself is always committed).
+    tokens: tokens of the path, then the one the target chose after it (correction or bonus).
+    checked: children of every node the walk visited.
+    logprobs: one per token, where asked for.
+    error: why no token could be chosen (an empty allowed set); then path and tokens are empty.
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    checked: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+class FeatureQueue:
+    """True target features of one sequence that its drafter has not consumed yet.
+
+    Entry j is the feature f_j; the drafter pairs it with token t_{j+1}. Only commit appends and drops, so a
+    draft that is rolled back finds its entries again.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+        self._rows: list[torch.Tensor] = []
+
+    @property
+    def stop(self) -> int:
+        return self.start + sum(len(rows) for rows in self._rows)
+
+    def append(self, features_NF: torch.Tensor) -> None:
+        if len(features_NF):
+            self._rows.append(features_NF)
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Features f_start .. f_{stop-1}, shape [stop - start, F]."""
+        import torch
+
+        if len(self._rows) > 1:
+            self._rows = [torch.cat(self._rows)]
+        return self._rows[0][start - self.start : stop - self.start]
+
+    def drop_before(self, position: int) -> None:
+        if position >= self.stop:
+            self._rows, self.start = [], max(position, self.start)
+        elif position > self.start:
+            self._rows, self.start = [self.read(position, self.stop)], position
+
+
+@dataclass
+class Sequence:
+    """One sample of one request. Between steps only `commit` changes it.
+
+    tokens: prompt, then output. The last token is the root of the next tree; its KV is not computed yet.
+    eos_ids: ids that end the output unless params.ignore_eos.
+    bad_words: tokenised `params.bad_words`.
+    features: what the drafter has still to consume.
+    """
+
+    id: int
+    prompt_len: int
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    sample: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    features: FeatureQueue = field(default_factory=FeatureQueue)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def root_position(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def remaining(self) -> int:
+        return self.params.max_tokens - (len(self.tokens) - self.prompt_len)
+
+
+@dataclass(frozen=True)
+class PlanItem:
+    """One sequence's share of a step: catch-up rows at `chunk` positions, then its tree.
+
+    chunk: positions whose KV is computed without logits (prompt chunks, recompute after preemption); possibly empty.
+    shape: limits of the tree, or None when the chunk does not reach the root yet. A tree is root-only while
+        the chunk is not empty, since the drafter has no features for it yet.
+    """
+
+    sequence: Sequence
+    chunk: range
+    shape: TreeShape | None
+
+    @property
+    def rows(self) -> int:
+        """Upper bound of packed rows."""
+        return len(self.chunk) + (self.shape.nodes if self.shape else 0)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    items: tuple[PlanItem, ...]

@@ -1,0 +1,132 @@
+"""Draft trees, and how one forward pass addresses the paged cache.
+
+Shape suffixes: B sequences, N nodes of one tree, T packed rows, P pages, E longest tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Limits of one draft tree. `nodes` counts the root, so it is the number of rows verified."""
+
+    nodes: int = 16
+    depth: int = 5
+    branch: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "depth", "branch"):
+            value = getattr(self, name)
+            least = 0 if name == "depth" else 1
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}")
+
+    @property
+    def is_root_only(self) -> bool:
+        return self.nodes == 1 or self.depth == 0
+
+
+ROOT_ONLY = TreeShape(nodes=1, depth=0, branch=1)
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Draft tokens with parents. Node 0 is the root: the last committed token, whose KV is not computed yet.
+
+    Parents come before their children (`parents_N[i] < i`, `parents_N[0] == -1`), and the children of a node
+    are in the order in which they are to be tried.
+
+    scores_N: cumulative node scores, 0 for the root, never positive.
+    sampled: True when children were drawn at random from `proposals`, False for a point-mass proposal.
+    proposals: node -> probabilities (torch, fp32, target vocabulary [V]) its children were drawn from,
+        without replacement; only for nodes with sampled children.
+    """
+
+    tokens_N: IntArray
+    parents_N: IntArray
+    scores_N: FloatArray
+    sampled: bool = False
+    proposals: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def root_only(cls, token: int) -> DraftTree:
+        return cls(np.array([token]), np.array([-1]), np.zeros(1, np.float32))
+
+    def __len__(self) -> int:
+        return len(self.tokens_N)
+
+    @cached_property
+    def depths_N(self) -> IntArray:
+        """Depth of each node, 0 for the root."""
+        depths = np.zeros(len(self), np.int64)
+        for node in range(1, len(self)):
+            depths[node] = depths[self.parents_N[node]] + 1
+        return depths
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Per node, its children in trial order."""
+        found: list[list[int]] = [[] for _ in range(len(self))]
+        for node in range(1, len(self)):
+            found[self.parents_N[node]].append(node)
+        return tuple(tuple(nodes) for nodes in found)
+
+    @cached_property
+    def tails_NE(self) -> IntArray:
+        """Nodes from the root to each node itself, padded with -1 to the deepest path."""
+        depths = self.depths_N
+        tails = np.full((len(self), int(depths.max()) + 1), -1, np.int64)
+        for node in range(len(self)):
+            if node:
+                tails[node] = tails[self.parents_N[node]]
+            tails[node, depths[node]] = node
+        return tails
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node`."""
+        tail = self.tails_NE[node]
+        return [int(n) for n in tail[1:] if n >= 0]
+
+    def mask_NN(self) -> NDArray[np.bool_]:
+        """Row sees column: ancestors and itself (for tests and dense references)."""
+        mask = np.zeros((len(self), len(self)), np.bool_)
+        for node, tail in enumerate(self.tails_NE):
+            mask[node, tail[tail >= 0]] = True
+        return mask
+
+
+@dataclass(frozen=True)
+class AttentionInput:
+    """Where each packed row reads and writes keys, in logical order.
+
+    Row t belongs to line `sequence_T[t]` of the page table. Its logical keys are numbered 0, 1, 2, ...:
+    key i < prefix_T[t] lies in slot `page_table_BP[b, i // page_size] * page_size + i % page_size`; key
+    prefix_T[t] + e lies in slot `tail_TE[t, e]` for e < tail_len_T[t]. Keys below `first_T[t]` are masked.
+    The row itself is its own last key. K and V of all rows are written before any is read.
+
+    positions_T (int64): RoPE positions. slots_T (int64): the slot of each row's own K and V. The others are
+    int32. Sliding windows and block boundaries are anchored at the logical key number.
+    """
+
+    positions_T: torch.Tensor
+    slots_T: torch.Tensor
+    sequence_T: torch.Tensor
+    page_table_BP: torch.Tensor
+    prefix_T: torch.Tensor
+    tail_TE: torch.Tensor
+    tail_len_T: torch.Tensor
+    first_T: torch.Tensor
+    page_size: int
