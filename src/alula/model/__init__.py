@@ -1,0 +1,1 @@
+"""One decoder by flags, and where its weights come from."""
