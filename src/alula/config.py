@@ -10,6 +10,10 @@ class AlulaError(ValueError):
     """A mistake in what the user gave. The message is one sentence that names the field and the mend."""
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary position embedding: base and, optionally, a scaling that does not depend on the length."""
@@ -108,10 +112,6 @@ _SIZES = (
     "head_dim",
     "max_positions",
 )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_model(config: ModelConfig) -> None:

@@ -15,24 +15,29 @@ from alula.config import AlulaError, ModelConfig, Rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
-_NEUTRAL = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_NEUTRAL = _words(
     """architectures model_type torch_dtype dtype transformers_version initializer_range use_cache pad_token_id
     attention_dropout pretraining_tp _name_or_path id2label label2id problem_type return_dict output_hidden_states
     output_attentions chunk_size_feed_forward is_encoder_decoder _attn_implementation attn_implementation
     cache_implementation transformers.js_config is_llama_config unsloth_version unsloth_fixed max_length temperature
     top_p top_k do_sample unk_token_id sep_token_id cls_token_id tokenizer_class eos_token bos_token
-    resid_pdrop embd_pdrop attn_pdrop hidden_dropout name_or_path license author""".split()
+    resid_pdrop embd_pdrop attn_pdrop hidden_dropout name_or_path license author"""
 )
-_READ = frozenset(
+_READ = _words(
     """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     max_position_embeddings rms_norm_eps hidden_act hidden_activation rope_theta rope_scaling rope_parameters
     rope_local_base_freq attention_bias mlp_bias sliding_window use_sliding_window max_window_layers layer_types
     sliding_window_pattern _sliding_window_pattern tie_word_embeddings query_pre_attn_scalar
-    attn_logit_softcapping final_logit_softcapping bos_token_id eos_token_id partial_rotary_factor""".split()
+    attn_logit_softcapping final_logit_softcapping bos_token_id eos_token_id partial_rotary_factor"""
 )
-_ROPE_KEYS = frozenset(
+_ROPE_KEYS = _words(
     """rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings
-    partial_rotary_factor""".split()
+    partial_rotary_factor"""
 )
 _REFUSED = {
     "quantization_config": "quantised Hugging Face checkpoints are not read; give the unquantised one, or a GGUF file",
