@@ -1,0 +1,177 @@
+"""What every kernel set offers. All of it is row-invariant: see `Kernels`.
+
+Shape suffixes: T packed rows, D hidden, I in features, O out features, H query heads, G kv heads, K head dim,
+M positions of the RoPE table, R rows of logits, V vocabulary, F = (H + 2 G) K fused query, key and value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from alula.cache.pool import KVLayer
+    from alula.tree import AttentionInput
+
+Activation = Literal["silu", "gelu_tanh"]
+Numerics = dict[str, str | int | bool]
+
+
+class Linear(Protocol):
+    """A weight prepared by one kernel set; only that set can use it."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Rotation angles of every position, built once: cos and sin, fp32, [M, K / 2] (HF's first half)."""
+
+    cos_MK: torch.Tensor
+    sin_MK: torch.Tensor
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """RMS norm of each query and key head before the rotation (Qwen3, Gemma3)."""
+
+    query_K: torch.Tensor
+    key_K: torch.Tensor
+    eps: float
+    round_last: bool = False
+
+
+class Kernels(Protocol):
+    """One kernel set.
+
+    Row invariance: the result for a row depends, bit for bit, only on that row's own logical inputs, not on
+    how many rows are beside it, its place among them, the slots its keys lie in, or the tree's layout. A
+    set that finds it cannot keep this says so in `row_invariant` (which may turn False after a probe).
+
+    Activations are fp32 or bf16 (the model dtype); products accumulate in fp32; logits are fp32. Inputs are
+    contiguous in their last dimension. Ties are ordered by (value descending, index ascending). Wrong
+    shapes, dtypes or devices raise ValueError. Results are new tensors; inputs stay as they are, except
+    the cache in `rope_write`.
+    """
+
+    @property
+    def name(self) -> str:
+        """`torch` or `native`."""
+        ...
+
+    @property
+    def row_invariant(self) -> bool: ...
+
+    def describe(self) -> Numerics:
+        """What fixes the bits of the results (set, dispatch level, linear path, threads, probe results)."""
+        ...
+
+    def prepare_linear(
+        self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> Linear:
+        """Pack a weight once. The weight (fp32 or bf16) may be freed after.
+
+        out_dtype: dtype of the results; None is the weight's dtype. LM heads ask for fp32: the accumulated
+        value, unrounded.
+        """
+        ...
+
+    def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
+        """x W^T + b, [T, O]. x has the weight's dtype."""
+        ...
+
+    def rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, round_last: bool = False
+    ) -> torch.Tensor:
+        """RMS norm over the last dimension (Zhang and Sennrich, arXiv 1910.07467), [T, D] in x's dtype.
+
+        The row is normalised in fp32. round_last False is Llama's way: round to x's dtype, multiply by the
+        weight, round again. True is Gemma's: multiply by the weight in fp32 and round once; the
+        weight is then the stored one plus 1, folded in by the loader. The weight may be fp32 or x's dtype.
+        """
+        ...
+
+    def add_rms_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor,
+        eps: float,
+        *,
+        round_last: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(s), s) with s = x + residual rounded to x's dtype."""
+        ...
+
+    def rope_write(
+        self,
+        qkv_TF: torch.Tensor,
+        layer: KVLayer,
+        where: AttentionInput,
+        rope: RopeTable,
+        *,
+        heads: int,
+        norm: HeadNorm | None = None,
+    ) -> torch.Tensor:
+        """Rotate queries and keys at `positions_T` and write keys and values to the cache at `slots_T`.
+
+        qkv_TF: [T, (H + 2 G) K], all query heads, then key heads, then value heads. G and K are the layer's.
+        Pairs are (i, i + K / 2), as in HF's rotate_half. Computed in fp32, rounded once to the cache
+        dtype. `norm` is applied to the heads first. Returns the rotated queries, [T, H, K].
+        """
+        ...
+
+    def gated(self, gate_up_TI: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up, where gate_up is [T, 2 I] with all gates first; [T, I].
+
+        The activation is computed in fp32 and rounded to the dtype before the product, as HF does.
+        """
+        ...
+
+    def attention(
+        self,
+        q_THK: torch.Tensor,
+        layer: KVLayer,
+        where: AttentionInput,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Softmax attention of each row over its own logical keys; [T, H, K] in q's dtype.
+
+        Row t sees keys max(first_T[t], n - window) .. n - 1 with n = prefix_T[t] + tail_len_T[t]; window 0 means no
+        window. softcap c > 0 turns a score s into c tanh(s / c). Query head h reads kv head
+        h G // H. A row that sees no key gets zeros.
+        """
+        ...
+
+    def softcap(self, x_RV: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap * tanh(x / cap) in x's dtype."""
+        ...
+
+    def argmax(self, x_RV: torch.Tensor) -> torch.Tensor:
+        """Index of the largest value of each fp32 row, the lowest on ties; int64 [R]."""
+        ...
+
+    def topk(self, x_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The k largest values (fp32) of each fp32 row and their indices (int64), both [R, k], in tie order."""
+        ...
+
+    def logsumexp(self, x_RV: torch.Tensor) -> torch.Tensor:
+        """log of the sum of exp over each fp32 row, [R]; -inf entries count nothing."""
+        ...
+
+    def softmax(self, x_RV: torch.Tensor) -> torch.Tensor:
+        """Probabilities of each fp32 row, [R, V]; a row of nothing but -inf gives zeros."""
+        ...
+
+    def log_softmax(self, x_RV: torch.Tensor) -> torch.Tensor:
+        """x - logsumexp(x) of each fp32 row, [R, V]."""
+        ...
