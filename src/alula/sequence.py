@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from alula.tree import TreeShape
 
@@ -169,6 +169,34 @@ class Verdict:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class TokenEvent:
+    """What one step committed for one sequence: the only thing a client ever sees.
+
+    text: newly safe text (no half code point, no possible stop-string prefix).
+    stop_reason: the stop token id or stop string that ended the output, as in vLLM.
+    error: what went wrong, where finish_reason is ERROR.
+    """
+
+    sequence_id: int
+    tokens: tuple[int, ...]
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class TextSink(Protocol):
+    """Turns committed tokens into text, and finds stop strings."""
+
+    def feed(self, token: int, may_stop: bool) -> tuple[str, str | None]:
+        """Newly safe text, and the stop string that this token completes (never one while not `may_stop`)."""
+
+    def finish(self) -> str:
+        """Text still held back when the output ends for another reason."""
+
+
 class FeatureQueue:
     """True target features of one sequence that its drafter has not consumed yet.
 
@@ -211,6 +239,7 @@ class Sequence:
     eos_ids: ids that end the output unless params.ignore_eos.
     bad_words: tokenised `params.bad_words`.
     features: what the drafter has still to consume.
+    text: None for sequences whose text nobody asks for.
     """
 
     id: int
@@ -218,6 +247,7 @@ class Sequence:
     tokens: list[int]
     params: SamplingParams
     seed: int
+    text: TextSink | None = None
     sample: int = 0
     eos_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()

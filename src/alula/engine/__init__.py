@@ -1,0 +1,1 @@
+"""Continuous batching around one transaction per step."""

@@ -1,0 +1,209 @@
+"""The engine: requests in, token events out, one transaction per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+import torch
+
+from alula.cache import PagedCache
+from alula.commit import commit
+from alula.config import AlulaError
+from alula.draft.drafter import Drafter
+from alula.engine.config import EngineConfig
+from alula.engine.metrics import DraftStats, StepTimes
+from alula.engine.request import CompletionOutput, Request, RequestOutput, check_request, resolve_seed
+from alula.engine.runner import Runner, Scored
+from alula.engine.scheduler import Scheduler
+from alula.model.load import LoadedModel
+from alula.sampling.logprobs import prompt_logprobs
+from alula.sequence import FinishReason, Sequence, StepPlan, TokenEvent, Verdict
+from alula.text import TextStream
+from alula.tree import DraftTree
+from alula.verify import load_rule
+
+
+class Engine:
+    """Continuous batching with speculation. Not thread-safe: one thread adds, aborts and steps.
+
+    model: the loaded target. drafter: what proposes trees.
+    Raises AlulaError for an illegal pair of rule and drafter, or a cache too small for one page.
+    """
+
+    def __init__(self, model: LoadedModel, drafter: Drafter, config: EngineConfig) -> None:
+        self.model = model
+        self.drafter = drafter
+        self.config = config
+        self.max_len = min(config.max_model_len or model.config.max_position_embeddings, model.decoder.max_positions)
+        self.cache = _build_cache(model, drafter, config)
+        self.scheduler = Scheduler(self.cache, config, self.max_len, drafter.scratch)
+        self.times = StepTimes()
+        self.totals = DraftStats()
+        self._verify = load_rule(config.rule, drafter, model.kernels)
+        self._runner = Runner(model.decoder, self.cache, drafter.taps)
+        self._sequences: dict[int, Sequence] = {}
+        self._requests: dict[int, RequestOutput] = {}
+        self._outputs: dict[int, tuple[int, CompletionOutput]] = {}
+        self._added: dict[int, float] = {}
+        self._next_id = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its id. Raises AlulaError for one that can never be served."""
+        slots = self.cache.total_pages * self.config.page_size
+        vocab = self.model.config.vocab_size
+        check_request(request, vocab_size=vocab, max_len=self.max_len, max_slots=slots)
+        request_id, seed = self._next_id, resolve_seed(request.params.seed)
+        sequences = [self._sequence(request_id + sample, request, seed, sample) for sample in range(request.params.n)]
+        self._next_id += len(sequences)
+        output = RequestOutput(request_id, list(request.prompt_token_ids))
+        if request.params.prompt_logprobs is not None:
+            output.prompt_logprobs = [None]
+        self._requests[request_id] = output
+        self._added[request_id] = time.perf_counter()
+        for sequence in sequences:
+            self._register(sequence, output)
+        return request_id
+
+    def abort(self, request_id: int) -> RequestOutput:
+        """End a request at once, with whatever it has; its pages are free when this returns."""
+        output = self._known(request_id)
+        for sample in output.outputs:
+            if sample.finish_reason is None:
+                sample.finish_reason = FinishReason.ABORT.value
+                self._drop(request_id + sample.index)
+        return self.pop(request_id)
+
+    def output(self, request_id: int) -> RequestOutput:
+        """What a request has produced so far."""
+        return self._known(request_id)
+
+    def pop(self, request_id: int) -> RequestOutput:
+        """The output of a finished request, which the engine then forgets."""
+        output = self._known(request_id)
+        if not output.finished:
+            raise AlulaError(f"request {request_id} still runs: step until it finishes, or abort it")
+        del self._requests[request_id], self._added[request_id]
+        return output
+
+    def step(self) -> list[TokenEvent]:
+        """Advance every sequence of one plan; returns what was committed. Nothing changes if it raises."""
+        with self.times.step():
+            plan = self.scheduler.plan()
+            events = self._run(plan) if plan.items else []
+        if self.config.check_integrity:
+            self.cache.check_integrity()
+        return events
+
+    def _run(self, plan: StepPlan) -> list[TokenEvent]:
+        stage = self.times.stage
+        with self.cache.begin(self.scheduler.needs(plan)) as txn:
+            with stage("draft"):
+                trees = self.drafter.draft(plan, txn)
+            with stage("tree"):
+                packed = self._runner.pack(plan, trees, txn)
+            with stage("forward"):
+                scored = self._runner.forward(plan, packed)
+            with stage("sample"):
+                verdicts = self._verify(scored.logits_RV, trees, plan)
+            with stage("commit"):
+                events = commit(plan, verdicts, scored.features, txn, self.max_len)
+        self._record(plan, trees, verdicts, scored, events)
+        return events
+
+    def _record(
+        self,
+        plan: StepPlan,
+        trees: Seq[DraftTree | None],
+        verdicts: Seq[Verdict | None],
+        scored: Scored,
+        events: list[TokenEvent],
+    ) -> None:
+        self._record_prompts(plan, scored)
+        kept = {event.sequence_id: len(event.tokens) for event in events}
+        for item, tree, verdict in zip(plan.items, trees, verdicts, strict=True):
+            if tree is not None and verdict is not None and verdict.error is None:
+                sequence_id = item.sequence.id
+                for stats in (self.totals, self._outputs[sequence_id][1].stats):
+                    stats.record(tree, verdict, kept[sequence_id])
+        for event in events:
+            self._deliver(event)
+
+    def _record_prompts(self, plan: StepPlan, scored: Scored) -> None:
+        for item, logits in zip(plan.items, scored.prompt_logits, strict=True):
+            if logits is not None:
+                self._record_prompt(item.sequence, item.chunk.start, logits)
+
+    def _record_prompt(self, sequence: Sequence, start: int, logits: torch.Tensor) -> None:
+        known = self._requests[self._outputs[sequence.id][0]].prompt_logprobs
+        wanted = sequence.params.prompt_logprobs
+        if known is None or wanted is None or len(known) != start + 1:
+            return  # already reported: another sample, or a recompute after preemption
+        targets = sequence.tokens[start + 1 : min(start + 1 + len(logits), sequence.prompt_len)]
+        known.extend(prompt_logprobs(logits[: len(targets)], targets, wanted))
+
+    def _deliver(self, event: TokenEvent) -> None:
+        request_id, output = self._outputs[event.sequence_id]
+        request = self._requests[request_id]
+        now = time.perf_counter() - self._added[request_id]
+        request.latency_s = now
+        if request.ttft_s is None:
+            request.ttft_s = now
+        output.token_ids.extend(event.tokens)
+        output.text += event.text
+        if event.logprobs is not None:
+            output.logprobs = [*(output.logprobs or []), *event.logprobs]
+        if event.finish_reason is not None:
+            output.finish_reason = event.finish_reason.value
+            output.stop_reason, output.error = event.stop_reason, event.error
+            self._drop(event.sequence_id)
+
+    def _sequence(self, sequence_id: int, request: Request, seed: int, sample: int) -> Sequence:
+        tokenizer, params = self.model.tokenizer, request.params
+        return Sequence(
+            id=sequence_id,
+            prompt_len=len(request.prompt_token_ids),
+            tokens=list(request.prompt_token_ids),
+            params=params,
+            text=TextStream(tokenizer, params),
+            seed=seed,
+            sample=sample,
+            eos_ids=frozenset(self.model.eos_ids),
+            bad_words=tokenizer.bad_words(params.bad_words),
+        )
+
+    def _register(self, sequence: Sequence, output: RequestOutput) -> None:
+        completion = CompletionOutput(sequence.sample, sequence.seed)
+        output.outputs.append(completion)
+        self._outputs[sequence.id] = (output.request_id, completion)
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+
+    def _drop(self, sequence_id: int) -> None:
+        self.scheduler.remove(self._sequences.pop(sequence_id))
+        del self._outputs[sequence_id]
+
+    def _known(self, request_id: int) -> RequestOutput:
+        if request_id not in self._requests:
+            raise AlulaError(f"request {request_id} is unknown: it was never added, or its output was taken")
+        return self._requests[request_id]
+
+
+def _build_cache(model: LoadedModel, drafter: Drafter, config: EngineConfig) -> PagedCache:
+    return PagedCache.sized(
+        config.kv_cache_mib * 2**20,
+        page_size=config.page_size,
+        target=model.decoder.kv_shapes,
+        drafter=drafter.kv_shapes,
+        feature_size=len(drafter.taps) * model.config.hidden_size,
+        dtype=model.dtype,
+        device=model.device,
+        drafter_first=drafter.kv_first,
+        drafter_name=drafter.name,
+        prefix_caching=config.enable_prefix_caching,
+    )
+

@@ -1,0 +1,136 @@
+"""Offline generation in the spirit of vLLM's `LLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import TypeAlias, TypeGuard
+
+import torch
+
+from alula.config import AlulaError
+from alula.draft.load import load_drafter
+from alula.engine.config import EngineConfig
+from alula.engine.engine import Engine
+from alula.engine.request import Request, RequestOutput
+from alula.model.load import load_model
+from alula.sequence import SamplingParams, TokenEvent
+
+Prompt: TypeAlias = str | Seq[int]
+Message: TypeAlias = Mapping[str, str]
+
+
+class LLM:
+    """A model, its drafter and an engine.
+
+    model: a built-in name (`smollm2`), a Hugging Face folder or hub id, or a GGUF file. drafter: `auto`, `none`, `ngram`
+    or a path. threads: torch's thread count, None leaves it. kernels: `auto`, `native` or `torch`.
+    Raises AlulaError for anything that cannot be loaded or does not fit together.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        drafter: str = "auto",
+        *,
+        dtype: str = "bfloat16",
+        kernels: str = "auto",
+        device: str = "cpu",
+        threads: int | None = None,
+        config: EngineConfig | None = None,
+        allow_unverified_head: bool = False,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        config = config or EngineConfig()
+        loaded = load_model(model, dtype=dtype, kernels=kernels, device=device, max_len=config.max_model_len)
+        self.engine = Engine(
+            loaded,
+            load_drafter(drafter, loaded, rule=config.rule, allow_unverified=allow_unverified_head),
+            config,
+        )
+        self.tokenizer = loaded.tokenizer
+
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Complete prompts (texts or token ids), batched continuously; outputs in the order of the prompts.
+
+        Raises AlulaError when a single prompt is refused. In a list of prompts only the refused ones fail: their
+        outputs carry `error`.
+        """
+        if _is_prompt(prompts):
+            return [self._finish(self._add(prompts, _one(params)), prompts)]
+        return self._generate_all(list(prompts), params)
+
+    def chat(
+        self, messages: Seq[Message] | Seq[Seq[Message]], params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several at once."""
+        if messages and isinstance(messages[0], Mapping):
+            return self.generate(self.render(messages), params)
+        return self.generate([self.render(conversation) for conversation in messages], params)
+
+    def render(self, messages: Seq[Message]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for the assistant's turn."""
+        return self.tokenizer.apply_chat_template(messages)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Committed tokens and safe text, step by step. Closing the iterator aborts the request."""
+        request_id = self._add(prompt, _one(params))
+        try:
+            while not self.engine.output(request_id).finished:
+                yield from self.engine.step()
+        finally:
+            self._take(request_id)
+
+    def _generate_all(
+        self, prompts: list[Prompt], params: SamplingParams | Seq[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        each = _per_prompt(params, len(prompts))
+        added = [self._try_add(prompt, wanted) for prompt, wanted in zip(prompts, each, strict=True)]
+        return [
+            entry if isinstance(entry, RequestOutput) else self._finish(entry, prompt)
+            for entry, prompt in zip(added, prompts, strict=True)
+        ]
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> int:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return self.engine.add(Request(tuple(ids), params))
+
+    def _try_add(self, prompt: Prompt, params: SamplingParams) -> int | RequestOutput:
+        try:
+            return self._add(prompt, params)
+        except AlulaError as error:
+            ids = [] if isinstance(prompt, str) else list(prompt)
+            return RequestOutput(-1, ids, prompt if isinstance(prompt, str) else None, error=str(error))
+
+    def _finish(self, request_id: int, prompt: Prompt) -> RequestOutput:
+        """Step until the request ends (others advance too), and take its output."""
+        while not self.engine.output(request_id).finished:
+            self.engine.step()
+        output = self.engine.pop(request_id)
+        output.prompt = prompt if isinstance(prompt, str) else None
+        return output
+
+    def _take(self, request_id: int) -> RequestOutput:
+        finished = self.engine.output(request_id).finished
+        return self.engine.pop(request_id) if finished else self.engine.abort(request_id)
+
+
+def _is_prompt(prompts: Prompt | Seq[Prompt]) -> TypeGuard[Prompt]:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _one(params: SamplingParams | Seq[SamplingParams] | None) -> SamplingParams:
+    if params is None or isinstance(params, SamplingParams):
+        return params or SamplingParams()
+    return _per_prompt(params, 1)[0]
+
+
+def _per_prompt(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise AlulaError(f"params has {len(params)} entries for {count} prompts: give one for all, or one each")
+    return list(params)
