@@ -1,0 +1,107 @@
+"""torch's matrix product made row-invariant: run it only at row counts that a probe found harmless.
+
+Whether torch's result for a row depends on how many rows are beside it differs by shape, dtype, thread count and
+library. So every row count is tried once, on the real weight, in the thread that asks, against tiles of a fixed
+number of rows; the first padding that gives the same bits is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+TILE = 16
+_PADDINGS = (1, 2, 4, 8, TILE)
+_SHIFTS = (1, 3, 8)
+
+
+@dataclass(frozen=True)
+class PaddedLinear:
+    """A weight as torch multiplies it: [O, I] in the dtype of the product."""
+
+    weight_OI: torch.Tensor
+    bias_O: torch.Tensor | None
+    out_dtype: torch.dtype
+
+    @property
+    def in_features(self) -> int:
+        return self.weight_OI.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight_OI.shape[0]
+
+
+_Shape = tuple[int, int, torch.dtype, str, int, int]
+
+
+@dataclass
+class RowProbe:
+    """Row counts already tried. `tiles`: rows per tile by weight shape. `plans`: padded rows, 0 for tiles."""
+
+    tiles: dict[_Shape, int] = field(default_factory=dict)
+    plans: dict[tuple[_Shape, int], int] = field(default_factory=dict)
+
+    def linear(self, x_TI: torch.Tensor, linear: PaddedLinear) -> torch.Tensor:
+        """x W^T + b in the weight's dtype, each row as if alone in a tile."""
+        shape = _shape_of(linear)
+        if shape not in self.tiles:
+            self.tiles[shape] = _find_tile(linear)
+        tile, rows = self.tiles[shape], len(x_TI)
+        if (shape, rows) not in self.plans:
+            self.plans[shape, rows] = _find_padding(linear, rows, tile)
+        padded = self.plans[shape, rows]
+        return _product(x_TI, linear, padded) if padded else _tiled(x_TI, linear, tile)
+
+    def report(self) -> str:
+        """Readable summary: per weight shape, the tile, and the row counts that need padding or tiles."""
+        lines = []
+        for shape, tile in self.tiles.items():
+            plans = {rows: padded for (key, rows), padded in self.plans.items() if key == shape}
+            changed = {rows: padded or f"tiles of {tile}" for rows, padded in plans.items() if padded != rows}
+            lines.append(f"{shape[1]}x{shape[0]} {shape[2]} tile {tile} rows {sorted(plans)} padded {changed}")
+        return "; ".join(lines)
+
+
+def _shape_of(linear: PaddedLinear) -> _Shape:
+    weight = linear.weight_OI
+    where = f"{weight.device}{'' if linear.bias_O is None else ' bias'}"
+    outs, ins = weight.shape
+    return (outs, ins, weight.dtype, where, torch.get_num_threads(), threading.get_ident())
+
+
+def _product(x_TI: torch.Tensor, linear: PaddedLinear, rows: int) -> torch.Tensor:
+    count = len(x_TI)
+    if rows != count:
+        x_TI = F.pad(x_TI, (0, 0, 0, rows - count))
+    return F.linear(x_TI.contiguous(), linear.weight_OI, linear.bias_O)[:count]
+
+
+def _tiled(x_TI: torch.Tensor, linear: PaddedLinear, tile: int) -> torch.Tensor:
+    parts = [_product(x_TI[start : start + tile], linear, tile) for start in range(0, len(x_TI), tile)]
+    return torch.cat(parts) if parts else x_TI.new_empty(0, linear.out_features)
+
+
+def _sample(linear: PaddedLinear, rows: int) -> torch.Tensor:
+    weight = linear.weight_OI
+    random = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, linear.in_features, generator=random).to(weight.device, weight.dtype)
+
+
+def _find_tile(linear: PaddedLinear) -> int:
+    """TILE if a row's place in a tile does not matter, else 1: single rows are one fixed shape by themselves."""
+    x_TI = _sample(linear, TILE)
+    y_TO = _product(x_TI, linear, TILE)
+    same = all(torch.equal(_product(x_TI.roll(s, 0), linear, TILE), y_TO.roll(s, 0)) for s in _SHIFTS)
+    return TILE if same else 1
+
+
+def _find_padding(linear: PaddedLinear, rows: int, tile: int) -> int:
+    """The least padded row count whose results equal the tiles' bit for bit, or 0."""
+    x_TI = _sample(linear, rows)
+    expected = _tiled(x_TI, linear, tile)
+    candidates = sorted({-(-rows // multiple) * multiple for multiple in _PADDINGS})
+    return next((n for n in candidates if n and torch.equal(_product(x_TI, linear, n), expected)), 0)
