@@ -46,7 +46,9 @@ def test_imports_point_one_way(root: Path) -> None:
 
 
 def test_files_are_short(root: Path) -> None:
-    long = {str(path.relative_to(root)): n for path in _sources(root) if (n := len(_text(path).splitlines())) > MAX_FILE}
+    long = {
+        str(path.relative_to(root)): n for path in _sources(root) if (n := len(_text(path).splitlines())) > MAX_FILE
+    }
     assert not long
 
 
@@ -126,13 +128,13 @@ def _modules() -> Iterator[str]:
 
 
 def _public_configs() -> list[type]:
+    named = re.compile(r"[^_].*(Config|Params|Shape|Options|Settings)$")
     found = []
     for name in _modules():
-        module = importlib.import_module(name)
-        for kind in vars(module).values():
-            if inspect.isclass(kind) and is_dataclass(kind) and kind.__module__ == name:
-                if re.search(r"(Config|Params|Shape|Options|Settings)$", kind.__name__) and kind.__name__[0] != "_":
-                    found.append(kind)
+        for kind in vars(importlib.import_module(name)).values():
+            own = inspect.isclass(kind) and is_dataclass(kind) and kind.__module__ == name
+            if own and named.match(kind.__name__):
+                found.append(kind)
     return found
 
 
