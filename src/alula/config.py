@@ -59,7 +59,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_positions: int
+    max_position_embeddings: int
     """Context limit: the number of positions the model was made for."""
     norm_eps: float = 1e-6
     activation: str = "silu"
@@ -110,7 +110,7 @@ _SIZES = (
     "num_heads",
     "num_kv_heads",
     "head_dim",
-    "max_positions",
+    "max_position_embeddings",
 )
 
 

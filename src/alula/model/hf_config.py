@@ -88,7 +88,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=_or(values, "num_key_value_heads", heads),
         head_dim=_head_dim(values, hidden, heads),
-        max_positions=_need(values, "max_position_embeddings"),
+        max_position_embeddings=_need(values, "max_position_embeddings"),
         norm_eps=_or(values, "rms_norm_eps", 1e-6),
         activation=_activation(values, "hidden_activation" if gemma else "hidden_act"),
         rope=rope,

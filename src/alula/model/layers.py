@@ -1,0 +1,133 @@
+"""The tensors a configuration asks for, by their Hugging Face names, and how they become prepared layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from alula.config import ModelConfig
+from alula.kernels.protocol import HeadNorm, Kernels, Linear, RopeTable
+
+Shapes = dict[str, tuple[int, ...]]
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+
+class Tensors(Protocol):
+    """Where weights are read from, one at a time."""
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor of that name, on the CPU, in the dtype it is stored in."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer, prepared. Norms that a family does not have are None."""
+
+    input_norm_D: torch.Tensor
+    qkv: Linear
+    head_norm: HeadNorm | None
+    rope: RopeTable
+    window: int
+    output: Linear
+    output_norm_D: torch.Tensor | None
+    mlp_norm_D: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    mlp_output_norm_D: torch.Tensor | None
+
+
+def expected_shapes(config: ModelConfig) -> Shapes:
+    """Every tensor of the model and its shape."""
+    shapes: Shapes = {
+        EMBEDDING: (config.vocab_size, config.hidden_size),
+        FINAL_NORM: (config.hidden_size,),
+    }
+    if not config.tied_head:
+        shapes[LM_HEAD] = (config.vocab_size, config.hidden_size)
+    for layer in range(config.num_layers):
+        shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()})
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig) -> Shapes:
+    hidden, middle = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    if config.sandwich_norms:
+        shapes |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
+    linears = {
+        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, config.output_bias),
+        "mlp.gate_proj": (middle, hidden, config.mlp_bias),
+        "mlp.up_proj": (middle, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, middle, config.mlp_bias),
+    }
+    for name, (outs, ins, biased) in linears.items():
+        shapes[f"{name}.weight"] = (outs, ins)
+        if biased:
+            shapes[f"{name}.bias"] = (outs,)
+    return shapes
+
+
+class LayerBuilder:
+    """Reads, converts and packs tensors, holding no more than one fused weight at a time."""
+
+    def __init__(
+        self, config: ModelConfig, tensors: Tensors, kernels: Kernels, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config, self._tensors, self._kernels = config, tensors, kernels
+        self._dtype, self._device = dtype, device
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A copy in the model dtype; the file it came from may be closed."""
+        return self._tensors.get(name).to(self._device, self._dtype, copy=True)
+
+    def norm(self, name: str) -> torch.Tensor:
+        """A norm weight. Gemma's are stored less 1 and multiply in fp32."""
+        if self._config.norm_offset:
+            return self._tensors.get(name).to(self._device, torch.float32, copy=True) + 1.0
+        return self.tensor(name)
+
+    def linear(self, names: Sequence[str], biased: bool) -> Linear:
+        """Linears on the same input, fused into one."""
+        weights = [self._tensors.get(f"{name}.weight") for name in names]
+        weight_OI = torch.cat(weights).to(self._device, self._dtype, copy=len(weights) == 1)
+        bias_O = torch.cat([self.tensor(f"{name}.bias") for name in names]) if biased else None
+        return self._kernels.prepare_linear(weight_OI, bias_O)
+
+    def layer(self, index: int, rope: RopeTable) -> Layer:
+        config, prefix = self._config, f"model.layers.{index}"
+        sandwich = config.sandwich_norms
+        mlp_norm = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+        return Layer(
+            input_norm_D=self.norm(f"{prefix}.input_layernorm.weight"),
+            qkv=self.linear([f"{prefix}.self_attn.{name}_proj" for name in "qkv"], config.qkv_bias),
+            head_norm=self._head_norm(prefix) if config.qk_norm else None,
+            rope=rope,
+            window=config.window(index),
+            output=self.linear([f"{prefix}.self_attn.o_proj"], config.output_bias),
+            output_norm_D=self.norm(f"{prefix}.post_attention_layernorm.weight") if sandwich else None,
+            mlp_norm_D=self.norm(f"{prefix}.{mlp_norm}.weight"),
+            gate_up=self.linear([f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")], config.mlp_bias),
+            down=self.linear([f"{prefix}.mlp.down_proj"], config.mlp_bias),
+            mlp_output_norm_D=self.norm(f"{prefix}.post_feedforward_layernorm.weight") if sandwich else None,
+        )
+
+    def _head_norm(self, prefix: str) -> HeadNorm:
+        return HeadNorm(
+            query_K=self.norm(f"{prefix}.self_attn.q_norm.weight"),
+            key_K=self.norm(f"{prefix}.self_attn.k_norm.weight"),
+            eps=self._config.norm_eps,
+            round_last=self._config.norm_offset,
+        )
