@@ -64,11 +64,8 @@ def _pages_fault(state: CacheState, refs: Counter[int]) -> str | None:
     if len(free) != len(free_list):
         return "the free list has a page twice"
     held = set(refs)
-    for both, what in (
-        (free & held, "free and held"),
-        (cached & held, "cached and held"),
-        (free & cached, "free and cached"),
-    ):
+    overlaps = {"free and held": free & held, "cached and held": cached & held, "free and cached": free & cached}
+    for what, both in overlaps.items():
         if both:
             return f"pages {sorted(both)} are {what} at once"
     if len(free) + len(refs) + len(cached) != pages.total:

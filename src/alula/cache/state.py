@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from alula.cache.pages import PageStore
 from alula.cache.pool import CacheLayout, Pool
 from alula.cache.prefix import Entry, PrefixIndex
 from alula.cache.table import NEVER, PageTable
 from alula.config import AlulaError
+
+RECOMPUTED_SLOTS = 64
+"""Longest undrafted tail of a prefix hit that is given up, in slots (but one page at least)."""
 
 
 class CacheState:
@@ -65,20 +67,26 @@ class CacheState:
     def hit(self, tokens: Sequence[int]) -> list[Entry]:
         """Entries that a sequence of these tokens may share; at least its last token stays to be computed.
 
-        A hit ends with a page whose feature is known. If the drafter has filled all pages but the last and nobody
-        is left who would, that page is recomputed instead: `page_size` rows, where sharing it would hide the
-        whole prefix from the drafter for the rest of the sequence.
+        A hit ends with a page whose feature is known.
         """
         if not self.caching:
             return []
         found = self.index.match(tokens, (len(tokens) - 1) // self.layout.page_size)
-        if self.layout.drafter and len(found) > 1 and not self.is_drafted(found[-1].page):
-            abandoned = not self.pairwise or self.pages.refs[found[-1].page] == 0
-            if abandoned and all(self.is_drafted(entry.page) for entry in islice(found, len(found) - 1)):
-                found.pop()
+        if self.layout.drafter:
+            self._drop_undrafted_tail(found)
         while self.layout.feature_size and found and not self.pages.has_feature[found[-1].page]:
             found.pop()
         return found
+
+    def _drop_undrafted_tail(self, found: list[Entry]) -> None:
+        """A finished sequence leaves its last tokens undrafted. To share those pages would hide the whole prefix
+        from the drafter for good, so a short undrafted tail that nobody is left to fill is computed again."""
+        drafted = next((n for n, entry in enumerate(found) if not self.is_drafted(entry.page)), len(found))
+        tail = len(found) - drafted
+        if 0 < tail <= min(drafted, max(1, RECOMPUTED_SLOTS // self.layout.page_size)):
+            will_be_filled = self.pairwise and self.pages.refs[found[drafted].page]
+            if not will_be_filled:
+                del found[drafted:]
 
     def attach(self, entries: list[Entry]) -> PageTable:
         """A page table that starts with shared pages."""

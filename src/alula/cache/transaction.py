@@ -14,6 +14,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
+from alula.cache.pool import KVLayer
 from alula.cache.state import CacheState
 from alula.cache.table import PageTable
 from alula.config import AlulaError
@@ -60,6 +61,14 @@ class Transaction:
             for table in self._open.values():
                 self._state.shrink(table, table.length)
             self._open.clear()
+
+    @property
+    def page_size(self) -> int:
+        return self._state.layout.page_size
+
+    @property
+    def drafter_layers(self) -> tuple[KVLayer, ...]:
+        return self._state.pool.drafter_layers
 
     def page_table(self, seq_ids: Sequence[int]) -> torch.Tensor:
         """Page tables [B, P], int32, on the pool's device; P is the most pages any of them has (at least 1)."""
