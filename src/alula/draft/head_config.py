@@ -1,0 +1,210 @@
+"""What the config.json of an EAGLE head says, in any of the three public dialects, checked key by key.
+
+The dialects: official EAGLE (a plain Llama config), SpecForge (the same with flags and `eagle_config`), and
+speculators (its own keys around `transformer_layer_config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from alula.config import AlulaError, Rope
+
+HeadKind = Literal["eagle1", "eagle3"]
+
+DEFAULT_ROPE_THETA = 10000.0
+"""Official EAGLE-3 heads are trained with this base, whatever their target uses."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """One EAGLE head. Field names follow the config files.
+
+    kind: `eagle1` (EAGLE-1/2: final feature, target's LM head) or `eagle3` (taps, own LM head).
+    taps: decoder layers whose inputs are the features; None asks for the default of the target's depth.
+    fc_norm: one RMS norm per tap before `fc` (EAGLE-3.1); norm_before_fc: one over all taps together.
+    norm_output: the state fed back to the next step is the output of the final norm (EAGLE-3.1).
+    norm_before_residual: the residual of the layer is the normed hidden, not the fused one.
+    """
+
+    kind: HeadKind
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    hidden_act: str = "silu"
+    rope: Rope = Rope(DEFAULT_ROPE_THETA)
+    taps: tuple[int, ...] | None = None
+    attention_bias: bool = False
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    norm_before_residual: bool = False
+
+    def tap_layers(self, target_layers: int) -> tuple[int, ...]:
+        """Taps for a target of that many layers: its config's own, else the default (-1: after the final norm)."""
+        if self.kind == "eagle1":
+            return (-1,)
+        taps = self.taps if self.taps is not None else default_taps(target_layers)
+        for tap in taps:
+            if not 0 <= tap <= target_layers:
+                raise AlulaError(
+                    f"eagle_aux_hidden_state_layer_ids names layer {tap}, but the target has {target_layers} layers:"
+                    " give the head of this target"
+                )
+        return taps
+
+
+def default_taps(target_layers: int) -> tuple[int, int, int]:
+    """Inputs of layers 2, n // 2 and n - 3, kept distinct and in range for models of under 6 layers.
+
+    Raises AlulaError for a target of a single layer.
+    """
+    if target_layers >= 6:
+        return 2, target_layers // 2, target_layers - 3
+    if target_layers < 2:
+        raise AlulaError("the target has fewer than 2 layers: EAGLE-3 needs three distinct features, use an EAGLE-1 head")
+    low, high = (1, target_layers - 1) if target_layers >= 4 else (0, target_layers)
+    return low, (low + high) // 2 if target_layers != 2 else 1, high
+
+
+_IGNORED = frozenset(
+    """architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path
+    bos_token_id eos_token_id pad_token_id unk_token_id initializer_range use_cache tie_word_embeddings
+    max_position_embeddings attention_dropout max_window_layers use_sliding_window layer_types
+    speculators_version speculators_config speculators_model_type embed_requires_grad return_dict
+    output_hidden_states output_attentions torchscript chunk_size_feed_forward is_encoder_decoder
+    id2label label2id problem_type target_model_type model_name use_return_dict""".split()
+)
+"""Keys that do not change what a head computes here. `max_position_embeddings` is one: RoPE is sized by the
+serving context."""
+
+_USED = frozenset(
+    """hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps vocab_size
+    draft_vocab_size target_hidden_size hidden_act rope_theta rope_scaling rope_parameters num_hidden_layers
+    attention_bias qkv_bias bias mlp_bias fc_norm norm_before_fc norm_output norm_before_residual eagle_config
+    eagle_aux_hidden_state_layer_ids target_layer_ids num_aux_hidden_states use_aux_norm sliding_window
+    pretraining_tp logit_scale transformer_layer_config""".split()
+)
+
+_EAGLE_CONFIG_KEYS = frozenset(
+    "eagle_aux_hidden_state_layer_ids use_aux_hidden_state norm_before_fc fc_norm norm_output".split()
+)
+
+_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "num_hidden_layers": (1,),
+    "mlp_bias": (False, None),
+    "sliding_window": (None,),
+    "pretraining_tp": (1, None),
+    "logit_scale": (1, 1.0, None),
+}
+
+
+def read_head_config(raw: Mapping[str, Any], kind: HeadKind) -> HeadConfig:
+    """Check a head's config.json. Raises AlulaError naming the key."""
+    flat = _flatten(raw)
+    unknown = sorted(set(flat) - _USED - _IGNORED)
+    if unknown:
+        raise AlulaError(f"the head's config.json has the unknown key {unknown[0]!r}: remove it, or update alula")
+    for key, values in _FIXED.items():
+        if key in flat and flat[key] not in values and not _window_unused(key, flat):
+            raise AlulaError(f"{key} is {flat[key]!r} in the head's config.json: only {values[0]!r} is supported")
+    hidden = _whole(flat, "hidden_size")
+    heads = _whole(flat, "num_attention_heads")
+    vocab = _whole(flat, "vocab_size")
+    return HeadConfig(
+        kind=kind,
+        hidden_size=hidden,
+        intermediate_size=_whole(flat, "intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=_whole(flat, "num_key_value_heads", heads),
+        head_dim=_whole(flat, "head_dim", hidden // heads),
+        rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
+        vocab_size=vocab,
+        draft_vocab_size=_whole(flat, "draft_vocab_size", vocab) if kind == "eagle3" else vocab,
+        target_hidden_size=_whole(flat, "target_hidden_size", hidden),
+        hidden_act=str(flat.get("hidden_act", "silu")),
+        rope=_rope(flat),
+        taps=_taps(flat),
+        attention_bias=_flag(flat, "attention_bias") or _flag(flat, "qkv_bias"),
+        fc_norm=_flag(flat, "fc_norm") or _flag(flat, "use_aux_norm"),
+        norm_before_fc=_flag(flat, "norm_before_fc"),
+        norm_output=_flag(flat, "norm_output"),
+        norm_before_residual=_flag(flat, "norm_before_residual"),
+    )
+
+
+def _flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """One level of keys: the nested layer config and eagle_config are lifted; outer keys win."""
+    flat = dict(raw)
+    inner = flat.pop("transformer_layer_config", None) or {}
+    eagle = flat.pop("eagle_config", None) or {}
+    unknown = sorted(set(eagle) - _EAGLE_CONFIG_KEYS)
+    if unknown:
+        raise AlulaError(f"eagle_config has the unknown key {unknown[0]!r}: remove it, or update alula")
+    if eagle.get("use_aux_hidden_state", True) is not True:
+        raise AlulaError("use_aux_hidden_state is false in eagle_config: only heads on tapped layers are supported")
+    eagle = {key: value for key, value in eagle.items() if key != "use_aux_hidden_state"}
+    return {**inner, **eagle, **flat}
+
+
+def _window_unused(key: str, flat: Mapping[str, Any]) -> bool:
+    return key == "sliding_window" and flat.get("use_sliding_window") is False
+
+
+def _whole(flat: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = flat.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise AlulaError(f"{key} is {value!r} in the head's config.json: give a whole number of at least 1")
+    return value
+
+
+def _flag(flat: Mapping[str, Any], key: str) -> bool:
+    value = flat.get(key) or False
+    if not isinstance(value, bool):
+        raise AlulaError(f"{key} is {value!r} in the head's config.json: give true or false")
+    return value
+
+
+def _taps(flat: Mapping[str, Any]) -> tuple[int, ...] | None:
+    value = flat.get("eagle_aux_hidden_state_layer_ids", flat.get("target_layer_ids"))
+    count = flat.get("num_aux_hidden_states")
+    if value is None:
+        if count not in (None, 3):
+            raise AlulaError(f"num_aux_hidden_states is {count!r}: list them in eagle_aux_hidden_state_layer_ids")
+        return None
+    if not isinstance(value, list) or not value or not all(type(layer) is int for layer in value):
+        raise AlulaError(f"eagle_aux_hidden_state_layer_ids is {value!r}: give a list of layer numbers")
+    if count is not None and count != len(value):
+        raise AlulaError(f"num_aux_hidden_states is {count!r}, but {len(value)} layers are listed: make them agree")
+    return tuple(value)
+
+
+_ROPE_FIELDS: Mapping[str, str] = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_position",
+}
+
+
+def _rope(flat: Mapping[str, Any]) -> Rope:
+    """Base and scaling, from either spelling (rope_theta and rope_scaling, or rope_parameters)."""
+    values = {**(flat.get("rope_parameters") or {}), **(flat.get("rope_scaling") or {})}
+    theta = flat.get("rope_theta") or values.pop("rope_theta", None) or DEFAULT_ROPE_THETA
+    kind = values.pop("rope_type", None) or values.pop("type", None) or "default"
+    values = {key: value for key, value in values.items() if value is not None and key not in ("type", "rope_theta")}
+    unknown = sorted(set(values) - set(_ROPE_FIELDS))
+    if unknown:
+        raise AlulaError(f"rope_scaling has the unknown key {unknown[0]!r} in the head's config.json: remove it")
+    if kind == "default":
+        return Rope(float(theta))
+    return Rope(float(theta), kind, **{_ROPE_FIELDS[key]: value for key, value in values.items()})

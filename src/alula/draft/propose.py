@@ -1,0 +1,108 @@
+"""From draft logits to the children of the frontier.
+
+Suffixes: F frontier rows, C draft vocabulary, K children per row, V target vocabulary, E depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from alula.draft.expand import Growth, StaticGrowth
+from alula.draft.policy import TreePolicy
+from alula.kernels.protocol import Kernels
+from alula.sampling.processors import Context
+from alula.sampling.proposal import proposal_log_q, proposal_scores, sample_children
+from alula.sequence import Sequence as TokenSequence
+from alula.tree import DraftTree, FloatArray, IntArray
+
+NOISE_SCALE = 1.5
+"""The c of log softmax((log q + G) / c): what a noisy key says about the chance that the target takes the token."""
+
+
+class Proposer:
+    """Proposes the children of one draft, for the sequences that grow a tree in it.
+
+    vocabulary_C: target ids of the draft ids, None where they are the same. target_size: V.
+    """
+
+    def __init__(
+        self,
+        policy: TreePolicy,
+        sequences: Sequence[TokenSequence],
+        vocabulary_C: torch.Tensor | None,
+        target_size: int,
+        kernels: Kernels,
+    ) -> None:
+        self._policy, self._sequences, self._kernels = policy, sequences, kernels
+        self._vocabulary_C, self._target_size = vocabulary_C, target_size
+        self._ids_C = None if vocabulary_C is None else vocabulary_C.cpu().numpy()
+        greedy = [sequence.params.is_greedy for sequence in sequences]
+        self._plain = all(greedy) and not any(sequence.params.shapes_logits for sequence in sequences)
+        self._draws_B = np.array([policy.sampled and not flag for flag in greedy])
+        self._scale_B = np.array([1.0 if flag or policy.rule != "coupled" else NOISE_SCALE for flag in greedy], np.float32)
+        self._drawn: list[dict[int, torch.Tensor]] = [{} for _ in sequences]
+
+    def expand(self, growth: Growth, logits_FC: torch.Tensor, paths_FE: IntArray) -> None:
+        """One level: children of every frontier row from its logits and the tokens on its path."""
+        frontier = growth.frontier
+        count = min(frontier.children, logits_FC.shape[1])
+        if self._plain:
+            columns_FK, logs_FK = self._best(logits_FC, count)
+        else:
+            columns_FK, logs_FK = self._shaped(growth, logits_FC, paths_FE, count)
+        growth.grow(columns_FK if self._ids_C is None else self._ids_C[columns_FK], logs_FK)
+
+    def finish(self, growth: Growth) -> list[DraftTree]:
+        """The trees, with the distributions that sampled children came from."""
+        trees = growth.trees()
+        return [
+            replace(tree, sampled=True, proposals=drawn) if draws else tree
+            for tree, drawn, draws in zip(trees, self._drawn, self._draws_B, strict=True)
+        ]
+
+    def _best(self, keys_FC: torch.Tensor, count: int) -> tuple[IntArray, FloatArray]:
+        """Columns of the largest keys, and the log softmax of the keys there."""
+        top_FK, columns_FK = self._kernels.topk(keys_FC, count)
+        logs_FK = top_FK - self._kernels.logsumexp(keys_FC)[:, None]
+        return columns_FK.cpu().numpy(), logs_FK.cpu().numpy()
+
+    def _shaped(
+        self, growth: Growth, logits_FC: torch.Tensor, paths_FE: IntArray, count: int
+    ) -> tuple[IntArray, FloatArray]:
+        lane_F = growth.frontier.lane_F
+        paths = [tuple(path) for path in paths_FE.tolist()]
+        contexts = [Context(self._sequences[lane], path) for lane, path in zip(lane_F, paths, strict=True)]
+        draws_F = self._draws_B[lane_F]
+        if isinstance(growth, StaticGrowth) and draws_F.any():
+            return self._mixed(growth, logits_FC, contexts, count)
+        return self._points(logits_FC, contexts, lane_F, count)
+
+    def _points(
+        self, logits_FC: torch.Tensor, contexts: Sequence[Context], lane_F: IntArray, count: int
+    ) -> tuple[IntArray, FloatArray]:
+        """The columns with the largest keys; a noisy key tells less of the chance of acceptance than log q does."""
+        _, keys_FC = proposal_scores(logits_FC, contexts, vocabulary=self._vocabulary_C, rule=self._policy.rule)
+        scale_F = torch.from_numpy(self._scale_B[lane_F]).to(keys_FC.device)
+        return self._best(keys_FC / scale_F[:, None], count)
+
+    def _mixed(
+        self, growth: StaticGrowth, logits_FC: torch.Tensor, contexts: Sequence[Context], count: int
+    ) -> tuple[IntArray, FloatArray]:
+        """Rows whose children are drawn, beside rows of greedy sequences."""
+        lane_F, nodes_F = growth.frontier.lane_F, growth.nodes_F
+        log_q_FC = proposal_log_q(logits_FC, contexts, vocabulary=self._vocabulary_C)
+        columns_FK, q_FV = sample_children(
+            log_q_FC, count, contexts, nodes_F, vocabulary=self._vocabulary_C, target_size=self._target_size
+        )
+        logs_FK = np.take_along_axis(log_q_FC.cpu().numpy(), np.maximum(columns_FK, 0), 1)
+        logs_FK = np.where(columns_FK >= 0, logs_FK, -np.inf)
+        draws_F = self._draws_B[lane_F]
+        for row in np.flatnonzero(draws_F):
+            self._drawn[lane_F[row]][nodes_F[row]] = q_FV[row]
+        best, best_logs = self._best(log_q_FC, count)
+        chosen = np.where(draws_F[:, None], np.maximum(columns_FK, 0), best)
+        return chosen, np.where(draws_F[:, None], logs_FK, best_logs)
