@@ -1,0 +1,114 @@
+"""A model by name: configuration, decoder, tokenizer and identity."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from alula.config import AlulaError, ModelConfig
+from alula.kernels.protocol import Kernels
+from alula.kernels.select import load_kernels
+from alula.model.decoder import Decoder
+from alula.model.hf_config import read_hf_config
+from alula.model.layers import EMBEDDING, LM_HEAD
+from alula.model.weights import TensorFolder, check_tensors, hash_files, hash_tensor
+from alula.text import Tokenizer
+
+if TYPE_CHECKING:
+    from alula.model.sources import Checkpoint
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a head was trained for: SHA-256 of each part of the target.
+
+    weights: of the file or files as the user has them, whatever dtype they are run in. embedding, lm_head: of
+    the values rounded to bf16. dtype: the numeric format in use, `float32` or `bfloat16`.
+    """
+
+    weights: str
+    embedding: str
+    lm_head: str
+    tokenizer: str
+    vocabulary: str
+    chat_template: str
+    dtype: str
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A target ready to run. checkpoint: the folder it was read from."""
+
+    name: str
+    config: ModelConfig
+    decoder: Decoder
+    tokenizer: Tokenizer
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+    eos_ids: tuple[int, ...]
+    checkpoint: Checkpoint
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Hashes everything, so it takes about a second per gigabyte."""
+        tensors = self.tensors()
+        embedding = hash_tensor(tensors.get(EMBEDDING))
+        lm_head = embedding if self.config.tied_head else hash_tensor(tensors.get(LM_HEAD))
+        weights = self.checkpoint.source_hash or hash_files(tensors.files)
+        return Identity(weights, embedding, lm_head, dtype=str(self.dtype).removeprefix("torch."), **self.tokenizer.hashes)
+
+    def tensors(self) -> TensorFolder:
+        """The weights as stored, by Hugging Face name; for training and for heads that carry copies."""
+        return TensorFolder(self.checkpoint.folder)
+
+
+def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
+    if isinstance(name, torch.dtype) and name in DTYPES.values():
+        return name
+    if name not in DTYPES:
+        raise AlulaError(f"dtype is {name!r}: give 'bfloat16' or 'float32'")
+    return DTYPES[str(name)]
+
+
+def load_model(
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "bfloat16",
+    kernels: str | Kernels = "auto",
+    device: str | torch.device = "cpu",
+    max_len: int | None = None,
+    progress: bool | None = None,
+) -> LoadedModel:
+    """Find, convert where needed, check and load a model.
+
+    name: `smollm2`, a Hugging Face folder or hub id, or a GGUF file. max_len: longest sequence in tokens, None
+    for the model's own limit. progress: show bars on stderr; None shows them on a terminal.
+    Raises AlulaError for anything that cannot be found, read or run.
+    """
+    from alula.model.sources import resolve
+
+    chosen, where = resolve_dtype(dtype), torch.device(device)
+    checkpoint = resolve(name, chosen, progress=progress)
+    config = read_hf_config(checkpoint.folder)
+    tensors = TensorFolder(checkpoint.folder)
+    check_tensors(tensors, config)
+    tokenizer = Tokenizer.from_folder(checkpoint.folder)
+    kernel_set = load_kernels(kernels, where) if isinstance(kernels, str) else kernels
+    decoder = Decoder(config, tensors, kernel_set, dtype=chosen, device=where, max_positions=max_len)
+    eos_ids = config.eos_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
+    return LoadedModel(str(name), config, decoder, tokenizer, kernel_set, chosen, where, eos_ids, checkpoint)
