@@ -1,0 +1,232 @@
+"""What changes the logits of a node before temperature and cuts: masks, biases, penalties, user processors.
+
+All of it is over the node's own path: prompt, output, and the tokens of the tree from the root's child down to
+the node itself. Every step writes single entries of one row, so a row's result does not depend on its company.
+
+Shape suffixes: B rows, V vocabulary, I distinct ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alula import sequence as seq
+from alula.config import AlulaError
+from alula.tree import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SamplingError(AlulaError):
+    """No token can be chosen for this sequence; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a row of logits stands.
+
+    path: tokens below the root down to the node itself (empty at the root).
+    mask: ids the grammar allows here: bool [V], or int32 words of 32 ids each, lowest bit first. None allows all.
+    """
+
+    sequence: seq.Sequence
+    path: tuple[int, ...] = ()
+    mask: torch.Tensor | None = None
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token that these logits choose."""
+        return len(self.sequence.tokens) + len(self.path)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Distinct tokens of a history and how often each stands in the output part."""
+
+    ids_I: IntArray
+    output_I: IntArray
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], prompt_len: int) -> Counts:
+        history = np.asarray(tokens, np.int64)
+        ids, inverse = np.unique(history, return_inverse=True)
+        return cls(ids, np.bincount(inverse[prompt_len:], minlength=len(ids)))
+
+    def after(self, path: Sequence[int]) -> Counts:
+        """Counts with more output tokens behind."""
+        if not path:
+            return self
+        ids, inverse = np.unique(np.concatenate([self.ids_I, np.asarray(path, np.int64)]), return_inverse=True)
+        old = len(self.ids_I)
+        output = np.bincount(inverse[old:], minlength=len(ids))
+        output[inverse[:old]] += self.output_I
+        return Counts(ids, output)
+
+
+class Shaper:
+    """Applies the logit shaping of one sequence to rows of its tree. Reads the sequence, never changes it.
+
+    strict: an id beyond the row is an error; otherwise it is skipped (a draft vocabulary lacks ids).
+    """
+
+    def __init__(self, sequence: seq.Sequence, *, strict: bool = True) -> None:
+        self.sequence = sequence
+        self.params = sequence.params
+        self.strict = strict
+
+    def apply(self, row_V: FloatArray, path: Sequence[int], mask: torch.Tensor | None = None) -> None:
+        """Changes the row in place. Raises SamplingError for an id outside the vocabulary."""
+        if mask is not None:
+            _mask_out(row_V, mask)
+        if not self.params.shapes_logits:
+            return
+        if self.params.allowed_token_ids is not None:
+            self._keep_allowed(row_V)
+        if self.sequence.bad_words:
+            self._ban_bad_words(row_V, path)
+        if len(self.sequence.tokens) - self.sequence.prompt_len + len(path) < self.params.min_tokens:
+            row_V[self._within(row_V, self._ending_ids, "stop_token_ids")] = -np.inf
+        if self.params.logit_bias:
+            self._add_bias(row_V)
+        if self._penalises:
+            self._penalise(row_V, path)
+
+    def process(self, row_V: FloatArray, path: Sequence[int]) -> None:
+        """Runs the user's processors on a copy and writes their result into the row."""
+        import torch
+
+        logits = torch.from_numpy(row_V.copy())
+        for processor in self.params.logits_processors:
+            logits = processor([*self.sequence.tokens, *path], logits)
+            if not isinstance(logits, torch.Tensor) or logits.shape != row_V.shape:
+                raise SamplingError(f"logits_processors returned {_describe(logits)}: return logits [{len(row_V)}]")
+        row_V[:] = logits.detach().to("cpu", torch.float32).numpy()
+
+    @cached_property
+    def _penalises(self) -> bool:
+        p = self.params
+        return bool(p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty)
+
+    @cached_property
+    def _counts(self) -> Counts:
+        return Counts.of(self.sequence.tokens, self.sequence.prompt_len)
+
+    @cached_property
+    def _ending_ids(self) -> IntArray:
+        return np.array(sorted({*self.sequence.eos_ids, *self.params.stop_token_ids}), np.int64)
+
+    @cached_property
+    def _allowed_ids(self) -> IntArray:
+        return np.array(self.params.allowed_token_ids, np.int64)
+
+    @cached_property
+    def _bias(self) -> tuple[IntArray, FloatArray]:
+        bias = self.params.logit_bias
+        return np.fromiter(bias.keys(), np.int64, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
+
+    def _within(self, row_V: FloatArray, ids: IntArray, name: str) -> IntArray:
+        outside = (ids < 0) | (ids >= len(row_V))
+        if not outside.any():
+            return ids
+        if self.strict:
+            raise SamplingError(
+                f"{name} holds token id {ids[outside][0]}: give ids from 0 to {len(row_V) - 1}, the vocabulary's last"
+            )
+        return ids[~outside]
+
+    def _keep_allowed(self, row_V: FloatArray) -> None:
+        ids = self._within(row_V, self._allowed_ids, "allowed_token_ids")
+        kept = row_V[ids]
+        row_V[:] = -np.inf
+        row_V[ids] = kept
+
+    def _ban_bad_words(self, row_V: FloatArray, path: Sequence[int]) -> None:
+        words = self.sequence.bad_words
+        reach = max(len(word) for word in words) - 1
+        tail = (*self.sequence.tokens[-reach:], *path)[-reach:] if reach else ()
+        banned = [word[-1] for word in words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
+        row_V[self._within(row_V, np.array(banned, np.int64), "bad_words")] = -np.inf
+
+    def _add_bias(self, row_V: FloatArray) -> None:
+        ids, values = self._bias
+        inside = np.isin(ids, self._within(row_V, ids, "logit_bias"))
+        row_V[ids[inside]] += values[inside]
+
+    def _penalise(self, row_V: FloatArray, path: Sequence[int]) -> None:
+        """Repetition (Keskar et al., CTRL, section 4.1) over everything; presence and frequency over the output."""
+        counts = self._counts.after(path)
+        inside = counts.ids_I < len(row_V)
+        ids, output = counts.ids_I[inside], counts.output_I[inside].astype(np.float32)
+        values = row_V[ids]
+        if self.params.repetition_penalty != 1.0:
+            factor = np.float32(self.params.repetition_penalty)
+            values = np.where(values > 0, values / factor, values * factor)
+        values -= np.float32(self.params.presence_penalty) * (output > 0)
+        values -= np.float32(self.params.frequency_penalty) * output
+        row_V[ids] = values
+
+
+def shape_rows(
+    rows_BV: FloatArray, shapers: Sequence[Shaper], paths: Sequence[Sequence[int]], masks: Iterable[torch.Tensor | None]
+) -> list[str | None]:
+    """Shapes each row in place; returns per row why no token can be chosen, or None.
+
+    Whatever a user's processor raises is that row's error alone.
+    """
+    errors: list[str | None] = []
+    for row_V, shaper, path, mask in zip(rows_BV, shapers, paths, masks, strict=True):
+        errors.append(_shape_row(row_V, shaper, path, mask))
+    for b, top in enumerate(rows_BV.max(axis=1)):
+        if errors[b] is None and not np.isfinite(top):
+            errors[b] = _no_choice(float(top))
+    return errors
+
+
+def _shape_row(row_V: FloatArray, shaper: Shaper, path: Sequence[int], mask: torch.Tensor | None) -> str | None:
+    try:
+        shaper.apply(row_V, path, mask)
+    except SamplingError as error:
+        return str(error)
+    if not shaper.params.logits_processors:
+        return None
+    try:
+        shaper.process(row_V, path)
+    except SamplingError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 (a user's function may raise anything)
+        return f"logits_processors raised {type(error).__name__} ({error}): mend the processor"
+    return None
+
+
+def _no_choice(top: float) -> str:
+    if top == -np.inf:
+        return (
+            "no token is left to choose: loosen the grammar, allowed_token_ids, bad_words, logit_bias or "
+            "logits_processors so that they leave at least one"
+        )
+    return f"the logits hold {top}: check logit_bias, logits_processors and the model's weights"
+
+
+def _mask_out(row_V: FloatArray, mask: torch.Tensor) -> None:
+    row_V[~_as_bool(mask.detach().cpu().numpy(), len(row_V))] = -np.inf
+
+
+def _as_bool(mask: NDArray[Any], size: int) -> NDArray[np.bool_]:
+    """Ids beyond the mask are not allowed."""
+    if mask.dtype != np.bool_:
+        mask = np.unpackbits(np.ascontiguousarray(mask, "<i4").view(np.uint8), bitorder="little").view(np.bool_)
+    allowed = np.zeros(size, np.bool_)
+    allowed[: len(mask)] = mask[:size]
+    return allowed
+
+
+def _describe(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"shape {tuple(shape)}" if shape is not None else type(value).__name__
