@@ -25,6 +25,7 @@ from alula.sampling.noise import (
     DoubleArray,
     Stream,
     UIntArray,
+    all_steps,
     draw_bits,
     least_bits,
     near_gumbel,
@@ -252,11 +253,10 @@ def _choose_cut(rows_BV: FloatArray, params_B: Sequence[SamplingParams], keys_B:
 
 def _choose_any(rows_BV: FloatArray, params_B: Sequence[SamplingParams], keys_B: UIntArray) -> IntArray:
     """With no cut every token of the vocabulary may win."""
-    ids_V = np.arange(rows_BV.shape[1])
-    steps_V = steps(ids_V)
-    if len(ids_V) <= _SMALL_VOCABULARY:
-        bits_BV = draw_bits(keys_B[:, None], steps_V)
-        return noisy_argmax(scores_of(rows_BV, params_B), bits_BV, np.broadcast_to(ids_V, rows_BV.shape))
+    steps_V = all_steps(rows_BV.shape[1])
+    if len(steps_V) <= _SMALL_VOCABULARY:
+        ids_BV = np.broadcast_to(np.arange(len(steps_V)), rows_BV.shape)
+        return noisy_argmax(scores_of(rows_BV, params_B), draw_bits(keys_B[:, None], steps_V), ids_BV)
     return np.array(
         [
             _choose_among_all(row_V, params.temperature, keys_B[b : b + 1], steps_V)
@@ -278,7 +278,8 @@ def _choose_among_all(row_V: FloatArray, temperature: float, key: UIntArray, ste
         likely, rest = np.append(likely[:_FIRST_LOOK], row_V.argmax()), float(row_V.max()) / temperature
     noisy = row_V[likely].astype(np.float64) / temperature + near_gumbel(draw_bits(key, steps_V[likely]))
     bits_V = draw_bits(key, steps_V)
-    lucky = np.flatnonzero(bits_V >= least_bits(float(noisy.max()) - rest - 1e-6 * (1.0 + abs(rest))))
-    ids = np.union1d(likely, lucky)
+    lucky_V = bits_V >= least_bits(float(noisy.max()) - rest - 1e-6 * (1.0 + abs(rest)))
+    lucky_V[likely] = False
+    ids = np.concatenate([likely, np.flatnonzero(lucky_V)])
     scores = row_V[ids].astype(np.float64) / temperature
     return int(noisy_argmax(scores[None], bits_V[ids][None], ids[None])[0])

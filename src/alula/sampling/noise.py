@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +28,7 @@ DoubleArray = NDArray[np.float64]
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9), np.uint64(27), np.uint64(0x94D049BB133111EB), np.uint64(31))
+_BYTE, _HALF, _LOW_HALF = np.uint64(8), np.uint64(32), np.uint64(2**32 - 1)
 _SQRT_HALF = 0.7071067811865476
 _LN2 = 0.6931471805599453
 _SERIES = tuple(2.0 / n for n in range(21, 1, -2))
@@ -67,16 +69,28 @@ def _words(values: ArrayLike) -> UIntArray:
 def row_keys(
     stream: Stream, seeds: ArrayLike, samples: ArrayLike, positions: ArrayLike, nodes: ArrayLike = 0
 ) -> UIntArray:
-    """Keys, one per row; the arguments broadcast against each other."""
+    """Keys, one per row; the arguments broadcast against each other.
+
+    Positions below 2**56, samples and nodes below 2**32 give different keys for one seed, since each fold is one-to-one.
+    """
+    place: UIntArray = (_words(positions) << _BYTE) | np.uint64(stream)
+    which: UIntArray = (_words(samples) << _HALF) | (_words(nodes) & _LOW_HALF)
     key = _mix(_words(seeds) + _STEP)
-    for part in (int(stream), samples, positions, nodes):
-        key = _mix(key + (_words(part) + np.uint64(1)) * _STEP)
-    return key
+    key = _mix(key + place * _STEP)
+    return _mix(key + which * _STEP)
 
 
 def steps(token_ids: ArrayLike) -> UIntArray:
     """What an id adds to a key."""
     return (_words(token_ids) + np.uint64(1)) * _STEP
+
+
+@lru_cache(maxsize=2)
+def all_steps(size: int) -> UIntArray:
+    """Steps of the ids 0 .. size - 1, read-only: the same for every row of a model."""
+    table = steps(np.arange(size))
+    table.setflags(write=False)
+    return table
 
 
 def draw_bits(keys: UIntArray, steps_: UIntArray) -> UIntArray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from alula.sampling.noise import DoubleArray, Stream, draw_bits, near_gumbel, row_keys, steps
 from alula.sampling.processors import Context, Shaper
-from alula.tree import IntArray
+from alula.tree import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -35,26 +35,38 @@ def proposal_scores(
     noisy = [r for r, context in enumerate(contexts) if rule == "coupled" and not context.sequence.params.is_greedy]
     if not noisy:
         return log_q_RC, log_q_RC
-    keys_RC = log_q_RC.clone()
-    keys_RC[noisy] += _target_noise([contexts[r] for r in noisy], _target_ids(log_q_RC, vocabulary)).to(keys_RC)
-    return log_q_RC, keys_RC
+    keys_RC = log_q_RC.cpu().numpy().copy()
+    keys_RC[noisy] += _target_noise([contexts[r] for r in noisy], _target_ids(keys_RC.shape[1], vocabulary))
+    return log_q_RC, _tensor(keys_RC, logits_RC)
 
 
 def proposal_log_q(
     logits_RC: torch.Tensor, contexts: Sequence[Context], *, vocabulary: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """log q, fp32 [R, C], at each request's temperature (1 for greedy ones) after its masks, bias and penalties."""
+    """log q, fp32 [R, C], at each request's temperature (1 for greedy ones) after its masks, bias and penalties.
+
+    Works in host memory in one thread: the rows are short, and waking threads for them costs more than it saves.
+    """
     import torch
 
-    scaled_RC = logits_RC.to(torch.float32, copy=True)
+    log_q_RC: FloatArray = logits_RC.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
     for r, shaper, context in _shaped_rows(contexts):
-        row_C = shape_draft_row(scaled_RC[r], shaper, context, vocabulary)
-        scaled_RC[r] = row_C
+        log_q_RC[r] = _shape_draft_row(log_q_RC[r], shaper, context, vocabulary)
     temperatures = [1.0 if c.sequence.params.is_greedy else c.sequence.params.temperature for c in contexts]
     if any(t != 1.0 for t in temperatures):
-        scaled_RC /= torch.tensor(temperatures, device=scaled_RC.device)[:, None]
-    log_q_RC = scaled_RC.log_softmax(-1)
-    return log_q_RC.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        log_q_RC /= np.array(temperatures, np.float32)[:, None]
+    best_R1 = log_q_RC.max(axis=1, keepdims=True)
+    log_q_RC -= np.where(np.isfinite(best_R1), best_R1, np.float32(0.0))
+    with np.errstate(divide="ignore"):
+        mass_R1 = np.log(np.exp(log_q_RC).sum(axis=1, keepdims=True))
+    log_q_RC -= np.where(np.isfinite(mass_R1), mass_R1, np.float32(0.0))
+    return _tensor(log_q_RC, logits_RC)
+
+
+def _tensor(values: FloatArray, like: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(values).to(like.device)
 
 
 def _shaped_rows(contexts: Sequence[Context]) -> list[tuple[int, Shaper, Context]]:
@@ -67,33 +79,25 @@ def _shaped_rows(contexts: Sequence[Context]) -> list[tuple[int, Shaper, Context
     return found
 
 
-def shape_draft_row(
-    row_C: torch.Tensor, shaper: Shaper, context: Context, vocabulary: torch.Tensor | None
-) -> torch.Tensor:
+def _shape_draft_row(
+    row_C: FloatArray, shaper: Shaper, context: Context, vocabulary: torch.Tensor | None
+) -> FloatArray:
     """One row of draft logits, shaped like the target's at the same node: laid out by target id, shaped, read back."""
-    import torch
-
-    draft_C = row_C.detach().cpu().numpy()
-    if vocabulary is None:
-        row_V = draft_C.copy()
-        shaper.apply(row_V, context.path, context.mask)
-        return torch.from_numpy(row_V)
-    ids_C = vocabulary.cpu().numpy()
+    ids_C = _target_ids(len(row_C), vocabulary)
     row_V = np.full(int(ids_C.max()) + 1, -np.inf, np.float32)
-    row_V[ids_C] = draft_C
+    row_V[ids_C] = row_C
     shaper.apply(row_V, context.path, context.mask)
-    return torch.from_numpy(row_V[ids_C])
+    shaped_C: FloatArray = row_V[ids_C]
+    return shaped_C
 
 
-def _target_ids(log_q_RC: torch.Tensor, vocabulary: torch.Tensor | None) -> IntArray:
-    ids_C: IntArray = np.arange(log_q_RC.shape[1]) if vocabulary is None else vocabulary.cpu().numpy()
+def _target_ids(size: int, vocabulary: torch.Tensor | None) -> IntArray:
+    ids_C: IntArray = np.arange(size) if vocabulary is None else vocabulary.cpu().numpy()
     return ids_C
 
 
-def _target_noise(contexts: Sequence[Context], ids_C: IntArray) -> torch.Tensor:
+def _target_noise(contexts: Sequence[Context], ids_C: IntArray) -> FloatArray:
     """The target's noise [R, C], computed once per (seed, sample, position) and shared by the nodes of a level."""
-    import torch
-
     keys_R = row_keys(
         Stream.TARGET,
         [context.sequence.seed for context in contexts],
@@ -102,14 +106,14 @@ def _target_noise(contexts: Sequence[Context], ids_C: IntArray) -> torch.Tensor:
     )
     keys_U, which_R = np.unique(keys_R, return_inverse=True)
     noise_UC = near_gumbel(draw_bits(keys_U[:, None], steps(ids_C))).astype(np.float32)
-    return torch.from_numpy(noise_UC[which_R])
+    return noise_UC[which_R]
 
 
 def sample_children(
     log_q_RC: torch.Tensor,
     k: int,
     contexts: Sequence[Context],
-    nodes: Sequence[int],
+    nodes: Sequence[int] | IntArray,
     *,
     vocabulary: torch.Tensor | None = None,
     target_size: int | None = None,
@@ -124,17 +128,19 @@ def sample_children(
     """
     import torch
 
-    q_RC = log_q_RC.detach().to("cpu", torch.float32).exp()
-    keys_RC = _draft_keys(q_RC, contexts, nodes, _target_ids(q_RC, vocabulary))
+    q_RC: FloatArray = np.exp(log_q_RC.detach().to("cpu", torch.float32).numpy())
+    keys_RC = _draft_keys(q_RC, contexts, nodes, _target_ids(q_RC.shape[1], vocabulary))
     width = min(k, keys_RC.shape[1])
     best_Rk = np.argpartition(-keys_RC, width - 1, axis=1)[:, :width]
     best_Rk = np.take_along_axis(best_Rk, np.argsort(-np.take_along_axis(keys_RC, best_Rk, 1), axis=1), axis=1)
     columns_Rk = np.full((len(keys_RC), k), -1, np.int64)
     columns_Rk[:, :width] = np.where(np.take_along_axis(keys_RC, best_Rk, axis=1) > -np.inf, best_Rk, -1)
-    return columns_Rk, _over_target(q_RC, vocabulary, target_size)
+    return columns_Rk, torch.from_numpy(_over_target(q_RC, vocabulary, target_size))
 
 
-def _draft_keys(q_RC: torch.Tensor, contexts: Sequence[Context], nodes: Sequence[int], ids_C: IntArray) -> DoubleArray:
+def _draft_keys(
+    q_RC: FloatArray, contexts: Sequence[Context], nodes: Sequence[int] | IntArray, ids_C: IntArray
+) -> DoubleArray:
     keys_R = row_keys(
         Stream.DRAFT,
         [context.sequence.seed for context in contexts],
@@ -143,14 +149,14 @@ def _draft_keys(q_RC: torch.Tensor, contexts: Sequence[Context], nodes: Sequence
         nodes,
     )
     with np.errstate(divide="ignore"):
-        log_q_RC: DoubleArray = np.log(q_RC.numpy().astype(np.float64))
+        log_q_RC: DoubleArray = np.log(q_RC.astype(np.float64))
     return log_q_RC + near_gumbel(draw_bits(keys_R[:, None], steps(ids_C)))
 
 
-def _over_target(q_RC: torch.Tensor, vocabulary: torch.Tensor | None, target_size: int | None) -> torch.Tensor:
+def _over_target(q_RC: FloatArray, vocabulary: torch.Tensor | None, target_size: int | None) -> FloatArray:
     if vocabulary is None:
         return q_RC
-    size = int(vocabulary.max()) + 1 if target_size is None else target_size
-    q_RV = q_RC.new_zeros(q_RC.shape[0], size)
-    q_RV[:, vocabulary.cpu()] = q_RC
+    ids_C = _target_ids(q_RC.shape[1], vocabulary)
+    q_RV = np.zeros((len(q_RC), int(ids_C.max()) + 1 if target_size is None else target_size), np.float32)
+    q_RV[:, ids_C] = q_RC
     return q_RV
