@@ -119,4 +119,3 @@ def entries(bench: Bench, id: int, start: int, stop: int) -> list[torch.Tensor]:
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     """The nodes as token paths from the root: the tree up to the numbering of its nodes."""
     return {tuple(int(tree.tokens_N[n]) for n in tree.path(node)) for node in range(1, len(tree))}
-

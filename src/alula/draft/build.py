@@ -40,7 +40,9 @@ class TargetParts:
         return self.embedding_VD.shape[1]
 
 
-def build_head(head: HeadFiles, target: TargetParts, policy: TreePolicy, *, own_embedding: bool = False) -> NeuralDrafter:
+def build_head(
+    head: HeadFiles, target: TargetParts, policy: TreePolicy, *, own_embedding: bool = False
+) -> NeuralDrafter:
     """A drafter of the head, in the target's dtype, on its device, over its kernels.
 
     own_embedding: keep an embedding of the head's that differs from the target's; otherwise that is an error, since it

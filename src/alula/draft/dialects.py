@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import tempfile
@@ -37,7 +38,6 @@ class HeadFiles:
     config: HeadConfig
     weights: dict[str, torch.Tensor]
     provenance: dict[str, Any] | None
-    has_t2d: bool
 
 
 def is_head_folder(folder: Path) -> bool:
@@ -65,7 +65,6 @@ def read_head(folder: Path) -> HeadFiles:
         config=config,
         weights=_with_vocabulary(config, weights),
         provenance=_read_json(provenance) if provenance.is_file() else None,
-        has_t2d="t2d" in weights,
     )
 
 
@@ -220,10 +219,12 @@ def _with_vocabulary(config: HeadConfig, weights: Mapping[str, torch.Tensor]) ->
         raise AlulaError(f"d2t is stored as {offsets.dtype}: store whole numbers (int64)")
     if config.draft_vocab_size == config.vocab_size:
         if offsets.any():
-            raise AlulaError("d2t is not all zero, though the draft vocabulary is the whole one: remove it, or fill it in")
+            raise AlulaError(
+                "d2t is not all zero, though the draft vocabulary is the whole one: remove it, or fill it in"
+            )
         return found  # the original leaves both tables unused here, t2d even unfilled
     ids_C = offsets.long() + torch.arange(len(offsets))
-    if ids_C.min() < 0 or ids_C.max() >= config.vocab_size or len(ids_C.unique()) != len(ids_C):
+    if ids_C.min() < 0 or ids_C.max() >= config.vocab_size or len(set(ids_C.tolist())) != len(ids_C):
         raise AlulaError(
             f"d2t does not lead to distinct token ids below vocab_size {config.vocab_size}: it holds offsets, so that"
             " the target id of draft id i is i + d2t[i]"
@@ -284,7 +285,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if path.suffix == ".bin":
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many kinds for a broken or unsafe file
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise AlulaError(f"cannot read {path} ({type(error).__name__}): download it again") from None
         return cast("dict[str, torch.Tensor]", loaded)
     from safetensors import SafetensorError

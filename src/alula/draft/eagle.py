@@ -59,9 +59,7 @@ class _Layer:
     ) -> torch.Tensor:
         """Output of the rows in `keep` (None: all), [R, D]; the keys and values of every row are written."""
         kernels = self._kernels
-        q_THK = kernels.rope_write(
-            kernels.linear(input_TI, self._qkv), layer, where, self._rope, heads=self._heads
-        )
+        q_THK = kernels.rope_write(kernels.linear(input_TI, self._qkv), layer, where, self._rope, heads=self._heads)
         if keep is not None:
             if not len(keep):
                 return residual_TD[:0]
@@ -132,7 +130,7 @@ class Eagle3Head:
     def fuse(self, features_TF: torch.Tensor) -> torch.Tensor:
         """fc on the true features; states of later steps skip it."""
         if self._config.fc_norm:
-            taps = features_TF.split(self._config.target_hidden_size, 1)
+            taps = torch.split(features_TF, self._config.target_hidden_size, dim=1)
             normed = [self._norm(tap.contiguous(), f"fc_norm.{i}.weight") for i, tap in enumerate(taps)]
             features_TF = torch.cat(normed, 1)
         elif self._config.norm_before_fc:

@@ -7,7 +7,7 @@ speculators (its own keys around `transformer_layer_config`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from alula.config import AlulaError, Rope
@@ -40,7 +40,7 @@ class HeadConfig:
     draft_vocab_size: int
     target_hidden_size: int
     hidden_act: str = "silu"
-    rope: Rope = Rope(DEFAULT_ROPE_THETA)
+    rope: Rope = field(default_factory=lambda: Rope(DEFAULT_ROPE_THETA))
     taps: tuple[int, ...] | None = None
     attention_bias: bool = False
     fc_norm: bool = False
@@ -63,40 +63,43 @@ class HeadConfig:
 
 
 def default_taps(target_layers: int) -> tuple[int, int, int]:
-    """Inputs of layers 2, n // 2 and n - 3, kept distinct and in range for models of under 6 layers.
+    """Inputs of layers 2, n // 2 and n - 3; for models too small for that to be three layers, others in their place.
 
     Raises AlulaError for a target of a single layer.
     """
-    if target_layers >= 6:
+    if target_layers >= 7:
         return 2, target_layers // 2, target_layers - 3
-    if target_layers < 2:
-        raise AlulaError("the target has fewer than 2 layers: EAGLE-3 needs three distinct features, use an EAGLE-1 head")
-    low, high = (1, target_layers - 1) if target_layers >= 4 else (0, target_layers)
-    return low, (low + high) // 2 if target_layers != 2 else 1, high
+    if target_layers >= 4:
+        return 1, target_layers // 2, target_layers - 1
+    if target_layers >= 2:
+        return target_layers - 2, target_layers - 1, target_layers
+    raise AlulaError("the target has a single layer: EAGLE-3 needs three distinct features, use an EAGLE-1 head")
 
 
-_IGNORED = frozenset(
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_IGNORED = _words(
     """architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path
     bos_token_id eos_token_id pad_token_id unk_token_id initializer_range use_cache tie_word_embeddings
     max_position_embeddings attention_dropout max_window_layers use_sliding_window layer_types
     speculators_version speculators_config speculators_model_type embed_requires_grad return_dict
     output_hidden_states output_attentions torchscript chunk_size_feed_forward is_encoder_decoder
-    id2label label2id problem_type target_model_type model_name use_return_dict""".split()
+    id2label label2id problem_type target_model_type model_name use_return_dict"""
 )
 """Keys that do not change what a head computes here. `max_position_embeddings` is one: RoPE is sized by the
 serving context."""
 
-_USED = frozenset(
+_USED = _words(
     """hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps vocab_size
     draft_vocab_size target_hidden_size hidden_act rope_theta rope_scaling rope_parameters num_hidden_layers
     attention_bias qkv_bias bias mlp_bias fc_norm norm_before_fc norm_output norm_before_residual eagle_config
     eagle_aux_hidden_state_layer_ids target_layer_ids num_aux_hidden_states use_aux_norm sliding_window
-    pretraining_tp logit_scale transformer_layer_config""".split()
+    pretraining_tp logit_scale transformer_layer_config"""
 )
 
-_EAGLE_CONFIG_KEYS = frozenset(
-    "eagle_aux_hidden_state_layer_ids use_aux_hidden_state norm_before_fc fc_norm norm_output".split()
-)
+_EAGLE_CONFIG_KEYS = _words("eagle_aux_hidden_state_layer_ids use_aux_hidden_state norm_before_fc fc_norm norm_output")
 
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "num_hidden_layers": (1,),

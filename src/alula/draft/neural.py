@@ -6,6 +6,7 @@ frontiers of all trees. Suffixes: B growing sequences (lanes), F frontier rows, 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,11 +87,20 @@ class NeuralDrafter:
 
     taps: target features it reads; () for a model that reads tokens only. kv_first: slot of the first entry, which
     is also how far RoPE positions lag behind slots: a pair (f_j, t_{j+1}) lies in slot j + 1 at position j.
+    target_size: the target's vocabulary. limit: RoPE positions the model has; None where it has as many as the target.
+    A sequence that outgrows it is no longer drafted for.
     """
 
     def __init__(
-        self, name: str, model: DraftModel, taps: tuple[int, ...], policy: TreePolicy, kernels: Kernels,
-        target_size: int
+        self,
+        name: str,
+        model: DraftModel,
+        taps: tuple[int, ...],
+        policy: TreePolicy,
+        kernels: Kernels,
+        target_size: int,
+        *,
+        limit: int | None = None,
     ) -> None:
         self.name = name
         self.taps = taps
@@ -98,6 +108,7 @@ class NeuralDrafter:
         self.kv_shapes = model.kv_shapes
         self.policy = policy
         self.times = DraftTimes()
+        self._limit = sys.maxsize if limit is None else limit
         self.model, self._kernels, self._target_size = model, kernels, target_size
         self._vocabulary_C = model.vocabulary_C
 
@@ -128,12 +139,16 @@ class NeuralDrafter:
         if self.taps:
             stop = min(root, sequence.features.stop) + 1
         else:
-            stop = item.chunk.stop if len(item.chunk) else root + 1
-        growing = grows(item) and start < stop == root + 1
+            stop = min(item.chunk.stop if len(item.chunk) else root + 1, self._limit)
+        growing = grows(item) and start < stop == root + 1 and self._reaches(item)
         idle = item.shape is not None and not len(item.chunk) and not growing
         if start >= stop or (idle and stop - start < LAZY_ROWS):
             return None
         return _Reading(item, start, stop, growing)
+
+    def _reaches(self, item: PlanItem) -> bool:
+        """Whether the model has positions for the deepest node that is expanded."""
+        return item.shape is not None and item.sequence.root_position + item.shape.depth <= self._limit
 
     def _lanes(self, readings: Sequence[_Reading], txn: Transaction) -> Lanes:
         ids = [reading.item.sequence.id for reading in readings]
@@ -196,9 +211,7 @@ class NeuralDrafter:
         self.times.level_s += time.perf_counter() - begun
         return proposer.finish(growth)
 
-    def _walk(
-        self, items: Sequence[PlanItem], shapes: Sequence[TreeShape], lanes: Lanes, txn: Transaction
-    ) -> Walk:
+    def _walk(self, items: Sequence[PlanItem], shapes: Sequence[TreeShape], lanes: Lanes, txn: Transaction) -> Walk:
         roots = [item.sequence.root_position for item in items]
         scratch = [
             txn.slots(item.sequence.id, np.arange(root + 1, root + 1 + self.scratch(shape)))

@@ -43,7 +43,9 @@ class Proposer:
         greedy = [sequence.params.is_greedy for sequence in sequences]
         self._plain = all(greedy) and not any(sequence.params.shapes_logits for sequence in sequences)
         self._draws_B = np.array([policy.sampled and not flag for flag in greedy])
-        self._scale_B = np.array([1.0 if flag or policy.rule != "coupled" else NOISE_SCALE for flag in greedy], np.float32)
+        self._scale_B = np.array(
+            [1.0 if flag or policy.rule != "coupled" else NOISE_SCALE for flag in greedy], np.float32
+        )
         self._drawn: list[dict[int, torch.Tensor]] = [{} for _ in sequences]
 
     def expand(self, growth: Growth, logits_FC: torch.Tensor, paths_FE: IntArray) -> None:

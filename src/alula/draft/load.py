@@ -1,0 +1,144 @@
+"""A drafter by name: `none`, `ngram`, `auto`, or the path of a head or of a smaller model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from alula.config import AlulaError
+from alula.draft.build import TargetParts, build_head
+from alula.draft.dialects import is_head_folder, read_head
+from alula.draft.drafter import Drafter, NoDrafter
+from alula.draft.lm import LanguageModel
+from alula.draft.neural import NeuralDrafter
+from alula.draft.ngram import NgramDrafter
+from alula.draft.policy import TreePolicy
+from alula.draft.static import StaticTree
+from alula.model.decoder import DRAFT_MARGIN
+from alula.model.load import LoadedModel, load_model
+
+SHIPPED = Path(__file__).parents[1] / "heads"
+"""Heads that come with the package, one folder each."""
+
+
+def load_drafter(
+    name: str | Path,
+    target: LoadedModel,
+    *,
+    rule: str = "coupled",
+    tree: StaticTree | None = None,
+    sampled: bool = False,
+    allow_unverified: bool = False,
+) -> Drafter:
+    """The drafter `name` for this target.
+
+    name: `auto` (the head shipped for this target, else n-gram), `none`, `ngram`, the folder of an EAGLE head, or a
+    smaller model with the same tokenizer (folder, GGUF file, hub id or built-in name).
+    rule, tree, sampled: see `TreePolicy`; trees are dynamic by default.
+    allow_unverified: accept a head that does not say which target it was trained for.
+    Raises AlulaError for what is unknown, cannot be read, or does not fit the target.
+    """
+    policy = TreePolicy(rule, tree, sampled)
+    if name == "none":
+        return NoDrafter()
+    if name == "auto" and (shipped := find_shipped(target)) is not None:
+        return load_head(shipped, target, policy)
+    if name in ("auto", "ngram"):
+        return NgramDrafter()
+    path = Path(name).expanduser()
+    if path.is_dir() and is_head_folder(path):
+        return load_head(path, target, policy, allow_unverified=allow_unverified)
+    if not path.exists() and "/" not in str(name) and name != "smollm2":
+        raise AlulaError(
+            f"drafter is {str(name)!r}: give auto, none, ngram, or the path of an EAGLE head or of a smaller model"
+        )
+    return load_language_model(name if not path.exists() else path, target, policy)
+
+
+def find_shipped(target: LoadedModel, folder: Path = SHIPPED) -> Path | None:
+    """The folder of the shipped head that was trained for these very weights, if there is one."""
+    for head, provenance in _shipped(folder):
+        trained = provenance.get("target", {})
+        sizes = (trained.get("vocab_size"), trained.get("hidden_size"))
+        fits = sizes == (target.config.vocab_size, target.config.hidden_size)
+        if fits and trained.get("weights") == target.identity.weights:
+            return head
+    return None
+
+
+def load_head(
+    folder: Path, target: LoadedModel, policy: TreePolicy, *, allow_unverified: bool = False
+) -> NeuralDrafter:
+    """An EAGLE head, checked against the target by its sizes and its provenance."""
+    head = read_head(folder)
+    drafter = build_head(head, target_parts(target), policy)
+    _check_provenance(folder, head.provenance, target, allow_unverified)
+    return drafter
+
+
+def load_language_model(name: str | Path, target: LoadedModel, policy: TreePolicy) -> NeuralDrafter:
+    """A smaller model as drafter, in the target's dtype. It stops drafting at its own context limit."""
+    from alula.model.hf_config import read_hf_config
+    from alula.model.sources import resolve
+
+    checkpoint = resolve(name, target.dtype)
+    limit = min(read_hf_config(checkpoint.folder).max_position_embeddings, target.decoder.max_positions)
+    model = load_model(name, dtype=target.dtype, kernels=target.kernels, device=target.device, max_len=limit)
+    if model.tokenizer.hashes["vocabulary"] != target.tokenizer.hashes["vocabulary"]:
+        raise AlulaError(
+            f"the drafter {str(name)!r} has another tokenizer than the target {target.name!r}: give a model that shares "
+            "the target's vocabulary, or use ngram"
+        )
+    lm = LanguageModel(model.decoder, target.config.vocab_size)
+    return NeuralDrafter("lm", lm, (), policy, target.kernels, target.config.vocab_size, limit=limit + DRAFT_MARGIN)
+
+
+def target_parts(target: LoadedModel) -> TargetParts:
+    decoder = target.decoder
+    return TargetParts(
+        embedding_VD=decoder.embedding_VD,
+        logits=decoder.logits,
+        layers=target.config.num_layers,
+        positions=decoder.max_positions + DRAFT_MARGIN,
+        kernels=target.kernels,
+    )
+
+
+def target_provenance(target: LoadedModel) -> dict[str, Any]:
+    """The `target` entry of a head's provenance.json: what `load_head` and `find_shipped` compare."""
+    sizes = {"vocab_size": target.config.vocab_size, "hidden_size": target.config.hidden_size}
+    return {"name": target.name, **sizes, **target.identity.as_dict()}
+
+
+def _check_provenance(
+    folder: Path, provenance: Mapping[str, Any] | None, target: LoadedModel, allow_unverified: bool
+) -> None:
+    trained = (provenance or {}).get("target")
+    if not isinstance(trained, dict) or "weights" not in trained:
+        if allow_unverified:
+            return
+        raise AlulaError(
+            f"{folder} has no provenance.json that names its target: pass --allow-unverified-head if you know that the"
+            f" head was trained for {target.name!r}"
+        )
+    ours = target.identity
+    if trained["weights"] != ours.weights:
+        raise AlulaError(
+            f"the head in {folder} was trained for {trained.get('name', 'another model')!r} with weights "
+            f"{str(trained['weights'])[:12]}, but the target's weights are {ours.weights[:12]}: give its own target"
+        )
+    if trained.get("dtype", ours.dtype) != ours.dtype:
+        warnings.warn(
+            f"the head in {folder} was trained on features in {trained['dtype']}, and the target runs in {ours.dtype}: "
+            "fewer drafts may be accepted",
+            stacklevel=3,
+        )
+
+
+def _shipped(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted(folder.glob("*/provenance.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        yield path.parent, values
