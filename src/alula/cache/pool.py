@@ -136,12 +136,12 @@ def _allocate_layers(
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, so that a masked entry is never NaN. On the CPU, memory nobody has touched yet costs nothing:
     numpy asks the system for zero pages, where torch would write them."""
+    size = math.prod(shape) * dtype.itemsize
     try:
-        if device.type != "cpu":
+        if device.type != "cpu" or not size:
             return torch.zeros(shape, dtype=dtype, device=device)
-        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+        return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
     except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
-        size = math.prod(shape) * dtype.itemsize
         raise AlulaError(f"the KV cache needs {size} bytes that {device} does not have: give fewer pages") from error
 
 
