@@ -21,7 +21,7 @@ def check_rows(name: str, x: torch.Tensor, width: int) -> None:
         raise ValueError(f"{name} has dtype {x.dtype}: give float32 or bfloat16")
     if x.ndim != 2 or x.shape[1] != width:
         raise ValueError(f"{name} has shape {tuple(x.shape)}: give rows of width {width}")
-    if x.stride(1) != 1:
+    if x.stride(1) != 1 and width > 1:
         raise ValueError(f"{name} is strided in its last dimension: make it contiguous")
 
 
@@ -35,10 +35,6 @@ def check_weight(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         raise ValueError(f"bias has shape {tuple(bias_O.shape)}: give one value per output, [{weight_OI.shape[0]}]")
 
 
-def check_linear(x_TI: torch.Tensor, in_features: int) -> None:
-    check_rows("x", x_TI, in_features)
-
-
 def check_activation(gate_up: torch.Tensor, activation: str) -> None:
     if activation not in ("silu", "gelu_tanh"):
         raise ValueError(f"activation is {activation!r}: give 'silu' or 'gelu_tanh'")
@@ -47,18 +43,54 @@ def check_activation(gate_up: torch.Tensor, activation: str) -> None:
     check_rows("gate_up", gate_up, gate_up.shape[1])
 
 
-def check_rope(qkv_TF: torch.Tensor, layer: KVLayer, rope: RopeTable, heads: int) -> None:
+def check_layer(layer: KVLayer) -> None:
+    keys, values = layer.keys, layer.values
+    if keys.ndim != 3 or keys.shape != values.shape or keys.dtype != values.dtype or keys.dtype not in FLOATS:
+        raise ValueError("layer holds keys and values that differ: give both [slots, heads, size] in one dtype")
+    if not (keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError("layer holds strided keys or values: make them contiguous")
+
+
+def check_rope(qkv_TF: torch.Tensor, layer: KVLayer, where: AttentionInput, rope: RopeTable, heads: int) -> None:
+    check_layer(layer)
     _, groups, head_dim = layer.keys.shape
     check_rows("qkv", qkv_TF, (heads + 2 * groups) * head_dim)
-    if head_dim % 2 or rope.cos_MK.shape[1] != head_dim // 2:
-        raise ValueError(f"rope table has width {rope.cos_MK.shape[1]}: give half the (even) head size {head_dim}")
+    cos, sin = rope.cos_MK, rope.sin_MK
+    if head_dim % 2 or cos.shape[1] != head_dim // 2 or cos.shape != sin.shape:
+        raise ValueError(f"rope table has width {cos.shape[1]}: give half the (even) head size {head_dim}")
+    if cos.dtype != torch.float32 or sin.dtype != torch.float32 or not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError("rope table is strided or not float32: make it contiguous float32")
+    if len(where.positions_T) != len(qkv_TF):
+        raise ValueError(f"positions_T has {len(where.positions_T)} entries: give one per row, {len(qkv_TF)}")
 
 
 def check_attention(q_THK: torch.Tensor, layer: KVLayer, where: AttentionInput, window: int, softcap: float) -> None:
+    check_layer(layer)
     _, groups, head_dim = layer.keys.shape
-    if q_THK.ndim != 3 or q_THK.shape[2] != head_dim or q_THK.shape[1] % groups:
+    if q_THK.ndim != 3 or q_THK.shape[2] != head_dim or q_THK.shape[1] % groups or q_THK.dtype not in FLOATS:
         raise ValueError(f"q has shape {tuple(q_THK.shape)}: give [rows, a multiple of {groups} heads, {head_dim}]")
     if len(q_THK) != len(where.prefix_T):
         raise ValueError(f"q has {len(q_THK)} rows but the attention input {len(where.prefix_T)}: give one per row")
     if window < 0 or softcap < 0:
         raise ValueError(f"window is {window} and softcap {softcap}: give values of at least 0 (0 is off)")
+
+
+def check_where(where: AttentionInput) -> None:
+    """Index tensors are contiguous, of the documented dtypes and of matching lengths."""
+    rows = len(where.prefix_T)
+    wide = ("positions_T", "slots_T")
+    for name in (*wide, "sequence_T", "prefix_T", "tail_TE", "tail_len_T", "first_T", "page_table_BP"):
+        index = getattr(where, name)
+        dtype = torch.int64 if name in wide else torch.int32
+        if index.dtype != dtype or not index.is_contiguous():
+            raise ValueError(f"{name} is {index.dtype} or strided: give contiguous {dtype}")
+        if name != "page_table_BP" and len(index) != rows:
+            raise ValueError(f"{name} has {len(index)} rows: give {rows}, like prefix_T")
+
+
+def check_logits(x_RV: torch.Tensor, k: int = 1) -> None:
+    if x_RV.dtype != torch.float32:
+        raise ValueError(f"logits have dtype {x_RV.dtype}: give float32")
+    check_rows("logits", x_RV, x_RV.shape[-1])
+    if not 1 <= k <= x_RV.shape[1]:
+        raise ValueError(f"k is {k}: give a number from 1 to the row width {x_RV.shape[1]}")

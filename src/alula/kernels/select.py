@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from alula.config import AlulaError
@@ -10,17 +11,47 @@ from alula.kernels.protocol import Kernels
 if TYPE_CHECKING:
     import torch
 
+    from alula.kernels.native import LinearPath
+
 NAMES = ("auto", "native", "torch")
+LEVEL_VARIABLE = "ALULA_CPU_LEVEL"
 
 
-def load_kernels(name: str = "auto", device: str | torch.device = "cpu") -> Kernels:
+def load_kernels(
+    name: str = "auto",
+    device: str | torch.device = "cpu",
+    *,
+    level: str | None = None,
+    linear: LinearPath = "auto",
+) -> Kernels:
     """The kernel set of this name: `native` (CPU only), `torch` (any device) or `auto`.
 
-    auto is native on a CPU where the extension was built, else torch. Raises AlulaError for an unknown name, and for
-    native on another device or without the extension.
+    auto is native on a CPU where the extension was built, else torch. level and linear are for the native set (see
+    `NativeKernels`); the environment variable ALULA_CPU_LEVEL names a level too. Raises AlulaError for an unknown name,
+    path or level, and for native on another device or without the extension.
     """
-    from alula.kernels.torch_reference import TorchKernels
-
     if name not in NAMES:
         raise AlulaError(f"kernels is {name!r}: give one of {', '.join(NAMES)}")
-    return TorchKernels()
+    on_cpu = str(device).split(":")[0] == "cpu"
+    if name == "native" and not on_cpu:
+        raise AlulaError(f"kernels 'native' run on the CPU, not on {device}: give kernels 'torch'")
+    if name == "torch" or not on_cpu:
+        from alula.kernels.torch_reference import TorchKernels
+
+        return TorchKernels()
+    return _native(name, level or os.environ.get(LEVEL_VARIABLE) or None, linear)
+
+
+def _native(name: str, level: str | None, linear: LinearPath) -> Kernels:
+    try:
+        from alula.kernels.native import NativeKernels
+    except ImportError as error:
+        if name == "native":
+            raise AlulaError(f"kernels 'native' were not built ({error}): reinstall alula, or give 'torch'") from error
+        from alula.kernels.torch_reference import TorchKernels
+
+        return TorchKernels()
+    try:
+        return NativeKernels(level, linear)
+    except ValueError as error:
+        raise AlulaError(str(error)) from error

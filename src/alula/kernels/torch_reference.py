@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from alula.kernels import exact
-from alula.kernels.checks import check_activation, check_attention, check_linear, check_rope, check_rows, check_weight
+from alula.kernels.checks import (
+    check_activation,
+    check_attention,
+    check_logits,
+    check_rope,
+    check_rows,
+    check_weight,
+)
 from alula.kernels.padded import PaddedLinear, RowProbe
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
 
@@ -51,7 +58,7 @@ class TorchKernels:
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
         if not isinstance(linear, PaddedLinear):
             raise ValueError("linear was prepared by another kernel set: prepare it with this one")
-        check_linear(x_TI, linear.in_features)
+        check_rows("x", x_TI, linear.in_features)
         y_TO = self.probe.linear(x_TI.to(linear.weight_OI.dtype), linear)
         return y_TO.to(linear.out_dtype)
 
@@ -87,8 +94,8 @@ class TorchKernels:
         heads: int,
         norm: HeadNorm | None = None,
     ) -> torch.Tensor:
+        check_rope(qkv_TF, layer, where, rope, heads)
         groups, head_dim = layer.keys.shape[1:]
-        check_rope(qkv_TF, layer, rope, heads)
         packed = qkv_TF.view(len(qkv_TF), -1, head_dim)
         q_THK, k_TGK, v_TGK = torch.split(packed, [heads, groups, groups], dim=1)
         if norm is not None:
@@ -137,8 +144,7 @@ class TorchKernels:
         return self.topk(x_RV, 1)[1][:, 0]
 
     def topk(self, x_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if not 1 <= k <= x_RV.shape[-1]:
-            raise ValueError(f"k is {k}: give a number from 1 to the row width {x_RV.shape[-1]}")
+        check_logits(x_RV, k)
         # NaN sorts first in torch; it must never win.
         ordered = torch.where(x_RV.isnan(), -math.inf, x_RV).sort(dim=-1, descending=True, stable=True)
         return ordered.values[:, :k].contiguous(), ordered.indices[:, :k].contiguous()

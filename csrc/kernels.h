@@ -1,0 +1,121 @@
+// What each dispatch level offers. Plain pointers and sizes only: no torch, no Python.
+//
+// Every level is the same source compiled with other flags (level.cpp), over 16 logical fp32 lanes and explicit
+// fused multiply-adds in a fixed order, so all levels give the same bits. Work is split over threads only by
+// rows, heads or outputs, never inside a sum, so the thread count does not change the bits either.
+#pragma once
+
+#include <cstdint>
+
+namespace alula {
+
+// Rows of fp32 or bf16 values; stride in elements.
+struct Rows {
+    const void* data;
+    int64_t stride;
+    bool bf16;
+};
+
+struct LinearArgs {
+    Rows x;
+    const void* weight;  // packed panels, see linear.h
+    bool weight_bf16;
+    const float* bias;  // or null
+    void* y;            // contiguous
+    bool y_bf16;
+    int64_t rows, in, out;
+    int threads;
+};
+
+struct PackArgs {
+    const void* weight;  // [out, in], contiguous
+    bool bf16;
+    void* packed;
+    int64_t in, out;
+    int threads;
+};
+
+struct NormArgs {
+    Rows x;
+    const Rows* residual;  // or null
+    Rows weight;           // one row
+    void* y;               // contiguous, dtype of x
+    void* sum;             // contiguous, dtype of x; only with a residual
+    int64_t rows, width;
+    float eps;
+    bool round_last;
+    int threads;
+};
+
+struct GatedArgs {
+    Rows x;  // gates, then ups
+    void* y;
+    int64_t rows, width;  // width of the result
+    bool gelu;
+    int threads;
+};
+
+struct RopeArgs {
+    Rows qkv;
+    void* q;  // [rows, heads, head_dim], dtype of qkv
+    void *keys, *values;
+    bool kv_bf16;
+    const float *cos, *sin;
+    const int64_t *positions, *slots;
+    const Rows *query_norm, *key_norm;  // or null, both
+    float eps;
+    bool round_last;
+    int64_t rows, heads, groups, head_dim;
+    int threads;
+};
+
+// One run of consecutive rows of the same sequence. Logical key j < shared keys lies in slots[j].
+struct Run {
+    int64_t begin, end;
+    const int32_t* slots;
+};
+
+struct AttentionArgs {
+    const void* q;
+    void* y;
+    bool bf16;
+    const void *keys, *values;
+    bool kv_bf16;
+    const Run* runs;
+    int64_t run_count;
+    const int32_t *count, *first, *shared;  // per row: keys, first visible key, keys found through the run's slots
+    const int32_t *prefix, *tail;           // per row: logical number of the tail's first key; tail slots
+    int64_t tail_width;
+    int64_t rows, heads, groups, head_dim, window;
+    float scale, softcap;
+    int threads;
+};
+
+struct VocabularyArgs {
+    const float* x;
+    int64_t stride, rows, width;
+    int threads;
+};
+
+struct Table {
+    const char* name;
+    void (*pack)(const PackArgs&);
+    void (*linear)(const LinearArgs&);
+    void (*norm)(const NormArgs&);
+    void (*gated)(const GatedArgs&);
+    void (*rope)(const RopeArgs&);
+    void (*attention)(const AttentionArgs&);
+    void (*softcap)(const Rows& x, void* y, int64_t rows, int64_t width, float cap, int threads);
+    void (*argmax)(const VocabularyArgs&, int64_t* index);
+    void (*topk)(const VocabularyArgs&, int64_t k, float* values, int64_t* index);
+    void (*logsumexp)(const VocabularyArgs&, float* y);
+    void (*softmax)(const VocabularyArgs&, float* y, bool logarithm);
+};
+
+const Table& table_portable();
+#ifdef ALULA_X86
+const Table& table_avx2();
+const Table& table_avx512();
+#endif
+
+}  // namespace alula

@@ -1,0 +1,120 @@
+"""Kernels over raw addresses; see csrc/module.cpp. Sizes in elements, strides in elements."""
+
+def levels() -> list[str]: ...
+def advise_large_pages(begin: int, size: int) -> None: ...
+
+class Where:
+    def __init__(
+        self,
+        sequence: int,
+        table: int,
+        prefix: int,
+        tail: int,
+        tail_len: int,
+        first: int,
+        positions: int,
+        slots: int,
+        rows: int,
+        sequences: int,
+        pages: int,
+        tail_width: int,
+        page_size: int,
+        /,
+    ) -> None: ...
+    @property
+    def highest_slot(self) -> int: ...
+    @property
+    def highest_position(self) -> int: ...
+
+class Level:
+    def __init__(self, name: str, /) -> None: ...
+    def pack(
+        self, weight: int, bf16: bool, packed: int, in_features: int, out_features: int, threads: int, /
+    ) -> None: ...
+    def norm(
+        self,
+        x: int,
+        stride: int,
+        bf16: bool,
+        residual: int,
+        residual_stride: int,
+        weight: int,
+        weight_bf16: bool,
+        y: int,
+        total: int,
+        rows: int,
+        width: int,
+        eps: float,
+        round_last: bool,
+        threads: int,
+        /,
+    ) -> None: ...
+    def gated(
+        self, x: int, stride: int, bf16: bool, y: int, rows: int, width: int, gelu: bool, threads: int, /
+    ) -> None: ...
+    def rope(
+        self,
+        qkv: int,
+        stride: int,
+        bf16: bool,
+        q: int,
+        keys: int,
+        values: int,
+        kv_bf16: bool,
+        cos: int,
+        sin: int,
+        positions: int,
+        slots: int,
+        query_norm: int,
+        key_norm: int,
+        norm_bf16: bool,
+        eps: float,
+        round_last: bool,
+        rows: int,
+        heads: int,
+        groups: int,
+        head_dim: int,
+        threads: int,
+        /,
+    ) -> None: ...
+    def attention(
+        self,
+        where: Where,
+        q: int,
+        y: int,
+        bf16: bool,
+        keys: int,
+        values: int,
+        kv_bf16: bool,
+        heads: int,
+        groups: int,
+        head_dim: int,
+        window: int,
+        scale: float,
+        softcap: float,
+        threads: int,
+        /,
+    ) -> None: ...
+    def softcap(
+        self, x: int, stride: int, bf16: bool, y: int, rows: int, width: int, cap: float, threads: int, /
+    ) -> None: ...
+    def argmax(self, x: int, stride: int, rows: int, width: int, index: int, threads: int, /) -> None: ...
+    def topk(
+        self, x: int, stride: int, rows: int, width: int, k: int, values: int, index: int, threads: int, /
+    ) -> None: ...
+    def logsumexp(self, x: int, stride: int, rows: int, width: int, y: int, threads: int, /) -> None: ...
+    def softmax(self, x: int, stride: int, rows: int, width: int, y: int, logarithm: bool, threads: int, /) -> None: ...
+
+class PackedLinear:
+    def __init__(
+        self,
+        level: Level,
+        weight: int,
+        bf16: bool,
+        bias: int,
+        in_features: int,
+        out_features: int,
+        out_bf16: bool,
+        /,
+    ) -> None: ...
+    def multiply(self, x: int, stride: int, bf16: bool, rows: int, y: int, threads: int, /) -> None: ...

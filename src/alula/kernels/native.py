@@ -1,0 +1,347 @@
+"""The native CPU set: C++ kernels (csrc/) with run-time dispatch over AVX-512, AVX2 and portable code.
+
+All levels give the same bits, whatever the thread count. Row-invariant by construction: no sum is split, and its order
+depends on the row's own values only. This module checks arguments and hands addresses over.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch  # brings the OpenMP runtime that _native uses, so it must come first
+
+from alula.kernels import _native
+from alula.kernels.checks import (
+    FLOATS,
+    check_activation,
+    check_attention,
+    check_logits,
+    check_rope,
+    check_rows,
+    check_weight,
+    check_where,
+)
+from alula.kernels.padded import PaddedLinear, RowProbe
+from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
+
+if TYPE_CHECKING:
+    from alula.cache.pool import KVLayer
+    from alula.tree import AttentionInput
+
+BF16 = torch.bfloat16
+LinearPath = Literal["auto", "native", "torch"]
+_PANEL = 16
+
+
+@dataclass(frozen=True)
+class NativeLinear:
+    """A packed weight; `panels` and `bias_O` (fp32) hold the memory that `packed` points at."""
+
+    packed: _native.PackedLinear
+    panels: torch.Tensor
+    bias_O: torch.Tensor | None
+    in_features: int
+    out_features: int
+    out_dtype: torch.dtype
+
+
+class NativeKernels:
+    """Implements `protocol.Kernels` for CPU tensors.
+
+    level: `avx512`, `avx2`, `portable`, or None for the fastest this CPU has.
+    linear: which matrix product bf16 results use: `native`, `torch` (probed row padding), or `auto`: torch's where
+        it reports native bf16 support. Products with fp32 results, LM heads among them, are native in any case,
+        since torch would round them to bf16.
+    """
+
+    name = "native"
+    row_invariant = True
+
+    def __init__(self, level: str | None = None, linear: LinearPath = "auto") -> None:
+        levels = _native.levels()
+        self.level_name = level or levels[0]
+        if self.level_name not in levels:
+            raise ValueError(f"level is {level!r}: this CPU has {', '.join(levels)}")
+        if linear not in ("auto", "native", "torch"):
+            raise ValueError(f"linear is {linear!r}: give 'auto', 'native' or 'torch'")
+        self.level = _native.Level(self.level_name)
+        self.probe = RowProbe()
+        self.torch_linear = linear == "torch" or (linear == "auto" and _torch_multiplies_bf16())
+        self._where: tuple[AttentionInput, _native.Where] | None = None
+
+    def describe(self) -> Numerics:
+        path = f"torch ({self.probe.report()})" if self.torch_linear else "native"
+        return {"set": self.name, "level": self.level_name, "linear": path, "threads": torch.get_num_threads()}
+
+    def prepare_linear(
+        self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> NativeLinear | PaddedLinear:
+        check_weight(weight_OI, bias_O)
+        out = out_dtype or weight_OI.dtype
+        if self.torch_linear and weight_OI.dtype == out == BF16:
+            return PaddedLinear(weight_OI.contiguous(), None if bias_O is None else bias_O.to(BF16), out)
+        outs, ins = weight_OI.shape
+        weight, bf16 = weight_OI.contiguous(), weight_OI.dtype == BF16
+        panels = torch.empty(math.ceil(outs / _PANEL) * _PANEL * ins, dtype=weight.dtype)
+        _native.advise_large_pages(panels.data_ptr(), panels.nbytes)
+        self.level.pack(weight.data_ptr(), bf16, panels.data_ptr(), ins, outs, torch.get_num_threads())
+        bias = None if bias_O is None else bias_O.float().contiguous()
+        bias_at = 0 if bias is None else bias.data_ptr()
+        packed = _native.PackedLinear(self.level, panels.data_ptr(), bf16, bias_at, ins, outs, out == BF16)
+        return NativeLinear(packed, panels, bias, ins, outs, out)
+
+    def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
+        check_rows("x", x_TI, linear.in_features)
+        if isinstance(linear, NativeLinear):
+            rows = len(x_TI)
+            y_TO = torch.empty((rows, linear.out_features), dtype=linear.out_dtype)
+            linear.packed.multiply(
+                x_TI.data_ptr(), x_TI.stride(0), x_TI.dtype == BF16, rows, y_TO.data_ptr(), torch.get_num_threads()
+            )
+            return y_TO
+        if isinstance(linear, PaddedLinear):
+            return self.probe.linear(x_TI.to(linear.weight_OI.dtype), linear).to(linear.out_dtype)
+        raise ValueError("linear was prepared by another kernel set: prepare it with this one")
+
+    def rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, round_last: bool = False
+    ) -> torch.Tensor:
+        check_rows("x", x_TD, weight_D.shape[0])
+        y_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
+        self._norm(x_TD, None, weight_D, eps, round_last, y_TD, None)
+        return y_TD
+
+    def add_rms_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor,
+        eps: float,
+        *,
+        round_last: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        check_rows("x", x_TD, weight_D.shape[0])
+        check_rows("residual", residual_TD, weight_D.shape[0])
+        if residual_TD.dtype != x_TD.dtype or len(residual_TD) != len(x_TD):
+            raise ValueError(f"residual is {residual_TD.dtype} {tuple(residual_TD.shape)}: give it like x")
+        y_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
+        sum_TD = torch.empty_like(y_TD)
+        self._norm(x_TD, residual_TD, weight_D, eps, round_last, y_TD, sum_TD)
+        return y_TD, sum_TD
+
+    def _norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        round_last: bool,
+        y: torch.Tensor,
+        total: torch.Tensor | None,
+    ) -> None:
+        weight = weight if weight.is_contiguous() else weight.contiguous()
+        residual_at, residual_stride = (0, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
+        self.level.norm(
+            x.data_ptr(),
+            x.stride(0),
+            x.dtype == BF16,
+            residual_at,
+            residual_stride,
+            weight.data_ptr(),
+            _is_bf16(weight),
+            y.data_ptr(),
+            0 if total is None else total.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            eps,
+            round_last,
+            torch.get_num_threads(),
+        )
+
+    def rope_write(
+        self,
+        qkv_TF: torch.Tensor,
+        layer: KVLayer,
+        where: AttentionInput,
+        rope: RopeTable,
+        *,
+        heads: int,
+        norm: HeadNorm | None = None,
+    ) -> torch.Tensor:
+        check_rope(qkv_TF, layer, where, rope, heads)
+        resolved = self._resolved(where)
+        _check_slots(resolved, layer)
+        if resolved.highest_position >= len(rope.cos_MK):
+            raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")
+        rows, (_, groups, head_dim) = len(qkv_TF), layer.keys.shape
+        q_THK = torch.empty((rows, heads, head_dim), dtype=qkv_TF.dtype)
+        norm_at = (0, 0, False, 0.0, False)
+        if norm is not None:
+            query, key = norm.query_K, norm.key_K
+            norm_at = (query.data_ptr(), key.data_ptr(), _is_bf16(query), norm.eps, norm.round_last)
+        self.level.rope(
+            qkv_TF.data_ptr(),
+            qkv_TF.stride(0),
+            qkv_TF.dtype == BF16,
+            q_THK.data_ptr(),
+            layer.keys.data_ptr(),
+            layer.values.data_ptr(),
+            _is_bf16(layer.keys),
+            rope.cos_MK.data_ptr(),
+            rope.sin_MK.data_ptr(),
+            where.positions_T.data_ptr(),
+            where.slots_T.data_ptr(),
+            *norm_at,
+            rows,
+            heads,
+            groups,
+            head_dim,
+            torch.get_num_threads(),
+        )
+        return q_THK
+
+    def gated(self, gate_up_TI: torch.Tensor, activation: Activation) -> torch.Tensor:
+        check_activation(gate_up_TI, activation)
+        rows, width = len(gate_up_TI), gate_up_TI.shape[1] // 2
+        y_TI = torch.empty((rows, width), dtype=gate_up_TI.dtype)
+        gelu = activation == "gelu_tanh"
+        self.level.gated(
+            gate_up_TI.data_ptr(),
+            gate_up_TI.stride(0),
+            gate_up_TI.dtype == BF16,
+            y_TI.data_ptr(),
+            rows,
+            width,
+            gelu,
+            torch.get_num_threads(),
+        )
+        return y_TI
+
+    def attention(
+        self,
+        q_THK: torch.Tensor,
+        layer: KVLayer,
+        where: AttentionInput,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        check_attention(q_THK, layer, where, window, softcap)
+        q_THK = q_THK.contiguous()
+        resolved = self._resolved(where)
+        _check_slots(resolved, layer)
+        y_THK = torch.empty_like(q_THK)
+        self.level.attention(
+            resolved,
+            q_THK.data_ptr(),
+            y_THK.data_ptr(),
+            q_THK.dtype == BF16,
+            layer.keys.data_ptr(),
+            layer.values.data_ptr(),
+            _is_bf16(layer.keys),
+            q_THK.shape[1],
+            layer.keys.shape[1],
+            layer.keys.shape[2],
+            window,
+            scale,
+            softcap,
+            torch.get_num_threads(),
+        )
+        return y_THK
+
+    def _resolved(self, where: AttentionInput) -> _native.Where:
+        """`where` with every key's slot looked up; kept for the other layers of the same forward."""
+        known = self._where
+        if known is not None and known[0] is where:
+            return known[1]
+        check_where(where)
+        sequences, pages = where.page_table_BP.shape
+        resolved = _native.Where(
+            where.sequence_T.data_ptr(),
+            where.page_table_BP.data_ptr(),
+            where.prefix_T.data_ptr(),
+            where.tail_TE.data_ptr(),
+            where.tail_len_T.data_ptr(),
+            where.first_T.data_ptr(),
+            where.positions_T.data_ptr(),
+            where.slots_T.data_ptr(),
+            len(where.prefix_T),
+            sequences,
+            pages,
+            where.tail_TE.shape[1],
+            where.page_size,
+        )
+        self._where = (where, resolved)
+        return resolved
+
+    def softcap(self, x_RV: torch.Tensor, cap: float) -> torch.Tensor:
+        check_rows("x", x_RV, x_RV.shape[-1])
+        y_RV = torch.empty_like(x_RV, memory_format=torch.contiguous_format)
+        self.level.softcap(
+            x_RV.data_ptr(),
+            x_RV.stride(0),
+            x_RV.dtype == BF16,
+            y_RV.data_ptr(),
+            x_RV.shape[0],
+            x_RV.shape[1],
+            cap,
+            torch.get_num_threads(),
+        )
+        return y_RV
+
+    def argmax(self, x_RV: torch.Tensor) -> torch.Tensor:
+        check_logits(x_RV)
+        index_R = torch.empty(len(x_RV), dtype=torch.int64)
+        self.level.argmax(*_rows_of(x_RV), index_R.data_ptr(), torch.get_num_threads())
+        return index_R
+
+    def topk(self, x_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        check_logits(x_RV, k)
+        values_Rk = torch.empty((len(x_RV), k))
+        index_Rk = torch.empty((len(x_RV), k), dtype=torch.int64)
+        threads = torch.get_num_threads()
+        self.level.topk(*_rows_of(x_RV), k, values_Rk.data_ptr(), index_Rk.data_ptr(), threads)
+        return values_Rk, index_Rk
+
+    def logsumexp(self, x_RV: torch.Tensor) -> torch.Tensor:
+        check_logits(x_RV)
+        y_R = torch.empty(len(x_RV))
+        self.level.logsumexp(*_rows_of(x_RV), y_R.data_ptr(), torch.get_num_threads())
+        return y_R
+
+    def softmax(self, x_RV: torch.Tensor) -> torch.Tensor:
+        return self._softmax(x_RV, logarithm=False)
+
+    def log_softmax(self, x_RV: torch.Tensor) -> torch.Tensor:
+        return self._softmax(x_RV, logarithm=True)
+
+    def _softmax(self, x_RV: torch.Tensor, logarithm: bool) -> torch.Tensor:
+        check_logits(x_RV)
+        y_RV = torch.empty(tuple(x_RV.shape))
+        self.level.softmax(*_rows_of(x_RV), y_RV.data_ptr(), logarithm, torch.get_num_threads())
+        return y_RV
+
+
+def _rows_of(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """Address, stride, rows, width."""
+    return x.data_ptr(), x.stride(0), x.shape[0], x.shape[1]
+
+
+def _check_slots(where: _native.Where, layer: KVLayer) -> None:
+    if where.highest_slot >= len(layer.keys):
+        raise ValueError(f"slot {where.highest_slot} is outside the cache of {len(layer.keys)}: widen the cache")
+
+
+def _is_bf16(x: torch.Tensor) -> bool:
+    if x.dtype not in FLOATS:
+        raise ValueError(f"dtype is {x.dtype}: give float32 or bfloat16")
+    return x.dtype == BF16
+
+
+def _torch_multiplies_bf16() -> bool:
+    """Whether this CPU multiplies bf16 natively under torch, which then beats widening to fp32."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(supported and supported())
