@@ -14,7 +14,14 @@ import torch
 from alula.cache import KVLayer, KVShape
 from alula.config import AlulaError, ModelConfig
 from alula.kernels.protocol import Activation, Kernels, RopeTable
-from alula.model.layers import EMBEDDING, FINAL_NORM, LM_HEAD, Layer, LayerBuilder, Tensors
+from alula.model.layers import (
+    EMBEDDING,
+    FINAL_NORM,
+    LM_HEAD,
+    Layer,
+    LayerBuilder,
+    Tensors,
+)
 from alula.model.rope import build_rope
 from alula.tree import AttentionInput
 
@@ -52,7 +59,12 @@ class Decoder:
         max_positions: int | None = None,
     ) -> None:
         limit = config.max_position_embeddings
-        self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, torch.device(device)
+        self.config, self.kernels, self.dtype, self.device = (
+            config,
+            kernels,
+            dtype,
+            torch.device(device),
+        )
         self.max_positions = limit if max_positions is None else max_positions
         if not 1 <= self.max_positions <= limit:
             raise AlulaError(f"max_model_len is {max_positions}: give 1 to {limit}, the model's context limit")
@@ -60,7 +72,8 @@ class Decoder:
         build = LayerBuilder(config, tensors, kernels, dtype, self.device)
         self.embedding_VD = build.tensor(EMBEDDING)
         self.lm_head = kernels.prepare_linear(
-            self.embedding_VD if config.tied_head else build.tensor(LM_HEAD), out_dtype=torch.float32
+            self.embedding_VD if config.tied_head else build.tensor(LM_HEAD),
+            out_dtype=torch.float32,
         )
         ropes = {
             rope: build_rope(rope, config.head_dim, self.max_positions + DRAFT_MARGIN, self.device)
@@ -76,7 +89,10 @@ class Decoder:
     @property
     def rope(self) -> RopeTable:
         """The table of the first layer with full attention, or of the first layer."""
-        return next((layer.rope for layer in self._layers if not layer.window), self._layers[0].rope)
+        return next(
+            (layer.rope for layer in self._layers if not layer.window),
+            self._layers[0].rope,
+        )
 
     def check_taps(self, taps: Sequence[int]) -> None:
         """Taps are inputs of layers 0 .. n - 1, n for the output of the last layer, FINAL; AlulaError for others."""
@@ -92,7 +108,11 @@ class Decoder:
         return embedded_TD if self.config.embedding_scale == 1.0 else embedded_TD * self._embedding_scale
 
     def forward(
-        self, tokens_T: torch.Tensor, where: AttentionInput, layers: Sequence[KVLayer], taps: Sequence[int] = ()
+        self,
+        tokens_T: torch.Tensor,
+        where: AttentionInput,
+        layers: Sequence[KVLayer],
+        taps: Sequence[int] = (),
     ) -> Hidden:
         """Runs all layers over packed rows; keys and values of every row are written to the cache.
 
@@ -128,9 +148,21 @@ class Decoder:
         """(input of the next layer after its norm, and before it)."""
         kernels, config = self.kernels, self.config
         qkv_TF = kernels.linear(normed_TD, layer.qkv)
-        q_THK = kernels.rope_write(qkv_TF, cache, where, layer.rope, heads=config.num_heads, norm=layer.head_norm)
+        q_THK = kernels.rope_write(
+            qkv_TF,
+            cache,
+            where,
+            layer.rope,
+            heads=config.num_heads,
+            norm=layer.head_norm,
+        )
         mixed_THK = kernels.attention(
-            q_THK, cache, where, scale=config.scale, window=layer.window, softcap=config.attention_softcap
+            q_THK,
+            cache,
+            where,
+            scale=config.scale,
+            window=layer.window,
+            softcap=config.attention_softcap,
         )
         output_TD = kernels.linear(mixed_THK.flatten(1), layer.output)
         normed_TD, residual_TD = self._add(output_TD, residual_TD, layer.output_norm_D, layer.mlp_norm_D)
@@ -148,7 +180,13 @@ class Decoder:
         if output_norm_D is not None:
             output_TD = self._norm(output_TD, output_norm_D)
         config = self.config
-        return self.kernels.add_rms_norm(output_TD, residual_TD, norm_D, config.norm_eps, round_last=config.norm_offset)
+        return self.kernels.add_rms_norm(
+            output_TD,
+            residual_TD,
+            norm_D,
+            config.norm_eps,
+            round_last=config.norm_offset,
+        )
 
     def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
         return self.kernels.rms_norm(x_TD, weight_D, self.config.norm_eps, round_last=self.config.norm_offset)

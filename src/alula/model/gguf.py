@@ -60,7 +60,10 @@ def is_whole(folder: Path) -> bool:
 
 def _write_manifest(folder: Path, digest: str) -> None:
     files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(json.dumps({"source_sha256": digest, "files": files}, indent=1), encoding="utf-8")
+    (folder / MANIFEST).write_text(
+        json.dumps({"source_sha256": digest, "files": files}, indent=1),
+        encoding="utf-8",
+    )
 
 
 def _fingerprint(path: Path) -> list[int]:
@@ -88,7 +91,13 @@ def _convert(source: GgufFile, folder: Path, dtype: torch.dtype, progress: bool 
         tensors = (
             (
                 target,
-                to_hf_layout(source.read(name, _dtype(source.shape(name), dtype)), name, architecture, heads, kv_heads),
+                to_hf_layout(
+                    source.read(name, _dtype(source.shape(name), dtype)),
+                    name,
+                    architecture,
+                    heads,
+                    kv_heads,
+                ),
             )
             for target, name in weights.items()
         )
@@ -118,7 +127,9 @@ def _save_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], bar:
     (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
-def _shards(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+def _shards(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[dict[str, torch.Tensor]]:
     shard: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors:

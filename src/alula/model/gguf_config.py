@@ -13,7 +13,12 @@ import torch
 from alula.config import AlulaError, Rope
 from alula.model.rope import inverse_frequencies
 
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3": "gemma3_text",
+}
 
 _KNOWN = frozenset(
     [
@@ -71,7 +76,10 @@ class _Keys:
 
 
 def hf_config(
-    metadata: Mapping[str, Any], tensor_names: Collection[str], vocab_size: int, rope_freqs: torch.Tensor | None = None
+    metadata: Mapping[str, Any],
+    tensor_names: Collection[str],
+    vocab_size: int,
+    rope_freqs: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """config.json as a dictionary.
 
@@ -113,7 +121,10 @@ def hf_config(
     if architecture == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensor_names
         if keys.get("attention.sliding_window"):
-            config |= {"model_type": "mistral", "sliding_window": keys.get("attention.sliding_window")}
+            config |= {
+                "model_type": "mistral",
+                "sliding_window": keys.get("attention.sliding_window"),
+            }
     return config
 
 
@@ -126,11 +137,18 @@ def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(keys: _Keys, head_dim: int, rope_freqs: torch.Tensor | None) -> dict[str, Any]:
-    theta, kind = keys.get("rope.freq_base", 10_000.0), keys.get("rope.scaling.type", "none")
+    theta, kind = (
+        keys.get("rope.freq_base", 10_000.0),
+        keys.get("rope.scaling.type", "none"),
+    )
     if rope_freqs is not None:
         return _llama3(rope_freqs, theta, head_dim)
     if kind == "linear":
-        return {"rope_type": "linear", "rope_theta": theta, "factor": keys.need("rope.scaling.factor")}
+        return {
+            "rope_type": "linear",
+            "rope_theta": theta,
+            "factor": keys.need("rope.scaling.factor"),
+        }
     return {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta}
 
 
@@ -159,8 +177,14 @@ def _gemma3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     sliding = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
     # The one size whose queries are scaled by the width per head instead of the head size.
     scalar = config["hidden_size"] // heads if layers == _GEMMA3_27B_LAYERS else head_dim
-    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", 10_000.0)}
-    full = {**config["rope_parameters"], "rope_theta": keys.get("rope.freq_base", 1_000_000.0)}
+    local = {
+        "rope_type": "default",
+        "rope_theta": keys.get("rope.freq_base_swa", 10_000.0),
+    }
+    full = {
+        **config["rope_parameters"],
+        "rope_theta": keys.get("rope.freq_base", 1_000_000.0),
+    }
     return {
         "sliding_window": keys.need("attention.sliding_window"),
         "layer_types": ["sliding_attention" if on else "full_attention" for on in sliding],

@@ -8,7 +8,17 @@ from typing import Any
 
 from alula.config import AlulaError
 
-_BYTE_LEVEL = ("default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken", "smollm")
+_BYTE_LEVEL = (
+    "default",
+    "gpt-2",
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "qwen2",
+    "deepseek-r1-qwen",
+    "tekken",
+    "smollm",
+)
 """Values of tokenizer.ggml.pre whose way of splitting text is known, here or in transformers."""
 
 
@@ -17,7 +27,10 @@ def save_tokenizer(gguf: Path, metadata: Mapping[str, Any], folder: Path) -> Non
 
     Raises AlulaError for a kind of tokenizer that is not known to convert faithfully.
     """
-    kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    kind, split = (
+        metadata.get("tokenizer.ggml.model"),
+        metadata.get("tokenizer.ggml.pre", "default"),
+    )
     if kind not in ("gpt2", "llama"):
         raise AlulaError(
             f"tokenizer.ggml.model is {kind!r}: alula reads 'gpt2' and 'llama', give a Hugging Face folder"

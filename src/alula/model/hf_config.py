@@ -44,7 +44,12 @@ _REFUSED = {
     "use_bidirectional_attention": "alula decodes causally",
     "text_config": "multimodal checkpoints are not read; give a text-only one",
 }
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh"}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
@@ -208,7 +213,11 @@ def _ropes(values: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]:
     full = {**(new.get("full_attention") or {}), **(values.get("rope_scaling") or {})}
     return (
         _rope(full, _or(values, "rope_theta", 1_000_000.0), positions),
-        _rope(new.get("sliding_attention") or {}, _or(values, "rope_local_base_freq", 10_000.0), positions),
+        _rope(
+            new.get("sliding_attention") or {},
+            _or(values, "rope_local_base_freq", 10_000.0),
+            positions,
+        ),
     )
 
 

@@ -58,12 +58,24 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 
 def _layer_shapes(config: ModelConfig) -> Shapes:
     hidden, middle = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    queries, keys = (
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+    )
+    shapes: Shapes = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
     if config.sandwich_norms:
-        shapes |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
+        shapes |= {
+            "pre_feedforward_layernorm.weight": (hidden,),
+            "post_feedforward_layernorm.weight": (hidden,),
+        }
     if config.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
+        shapes |= {
+            "self_attn.q_norm.weight": (config.head_dim,),
+            "self_attn.k_norm.weight": (config.head_dim,),
+        }
     linears = {
         "self_attn.q_proj": (queries, hidden, config.qkv_bias),
         "self_attn.k_proj": (keys, hidden, config.qkv_bias),
@@ -84,7 +96,12 @@ class LayerBuilder:
     """Reads, converts and packs tensors, holding no more than one fused weight at a time."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Tensors, kernels: Kernels, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        tensors: Tensors,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._config, self._tensors, self._kernels = config, tensors, kernels
         self._dtype, self._device = dtype, device
@@ -119,7 +136,10 @@ class LayerBuilder:
             output=self.linear([f"{prefix}.self_attn.o_proj"], config.output_bias),
             output_norm_D=self.norm(f"{prefix}.post_attention_layernorm.weight") if sandwich else None,
             mlp_norm_D=self.norm(f"{prefix}.{mlp_norm}.weight"),
-            gate_up=self.linear([f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")], config.mlp_bias),
+            gate_up=self.linear(
+                [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")],
+                config.mlp_bias,
+            ),
             down=self.linear([f"{prefix}.mlp.down_proj"], config.mlp_bias),
             mlp_output_norm_D=self.norm(f"{prefix}.post_feedforward_layernorm.weight") if sandwich else None,
         )

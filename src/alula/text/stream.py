@@ -21,12 +21,14 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._given: list[int] = []
         self._open: list[int] = []
 
     def step(self, token: int) -> str:
         """Text that this token completes, possibly none."""
+        if token in self._skipped:
+            return ""
         self._open = [*self._open, token]
         spelled = self._tokenizer.token(token) or ""
         if len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
@@ -48,7 +50,7 @@ class Detokenizer:
         return self._decode(self._given + self._open)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 class TextOptions(Protocol):

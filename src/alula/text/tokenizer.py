@@ -44,6 +44,12 @@ class Tokenizer:
         """One more than the largest id."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `skip_special_tokens` drops from text."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
     @property
     def eos_id(self) -> int | None:
         token = self.special_tokens.get("eos_token")
