@@ -1,0 +1,7 @@
+"""The command line: `alula generate | chat | prove | bench | train`."""
+
+from __future__ import annotations
+
+from alula.cli.main import main
+
+__all__ = ["main"]

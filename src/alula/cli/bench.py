@@ -1,0 +1,80 @@
+"""`alula bench`: what speculation gains here, against plain decoding in the same run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alula.cli.options import JsonOption, ModelOptions, SamplingOptions, check_writable
+from alula.cli.progress import Progress
+from alula.config import AlulaError
+
+if TYPE_CHECKING:
+    from alula.sequence import SamplingParams
+
+
+@dataclass(frozen=True)
+class Bench(JsonOption, SamplingOptions, ModelOptions):
+    """Measure acceptance, speed and where the time goes, plain and speculative in turn."""
+
+    prompts: Path | None = None
+    """JSON lines with `turns` (the first is asked) or `prompt`; None takes alula's own set."""
+    limit: int | None = None
+    """Only the first so many prompts."""
+    repeats: int = 2
+    """Runs of each kind per prompt."""
+    raw: bool = False
+    """Continue the prompts as they are, without the chat template."""
+    plot: Path | None = None
+    """Draw a picture of the result into this file (needs matplotlib)."""
+    output: Path | None = None
+    """Write the JSON object to this file too."""
+    compare_hf: bool = False
+    """Also measure greedy `transformers` generate against plain decoding (loads the model once more)."""
+
+    def run(self) -> int:
+        from alula.bench.tasks import read_prompts
+
+        params, texts = self.params(), read_prompts(self.prompts, self.limit)
+        self._check()
+        report = self._measure(texts, params)
+        if self.output is not None:
+            self.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        if self.plot is not None:
+            from alula.bench.plot import draw
+
+            draw(report, self.plot)
+        print(json.dumps(report))
+        return 0
+
+    def _check(self) -> None:
+        self.engine_config()
+        if self.repeats < 1:
+            raise AlulaError(f"repeats is {self.repeats}: give a whole number of at least 1")
+        if self.compare_hf and self.temperature > 0:
+            raise AlulaError("compare_hf measures greedy decoding: leave --temperature at 0")
+        check_writable("plot", self.plot)
+        check_writable("output", self.output)
+
+    def _measure(self, texts: list[str], params: SamplingParams) -> dict[str, Any]:
+        target = self.load_target()
+        from alula.bench.offline import Watch, measure, measure_huggingface
+        from alula.bench.session import Session
+        from alula.bench.tasks import as_user_turn
+
+        session = Session(target, self.rule, self.allow_unverified_head)
+        prompts = [tuple(as_user_turn(target.tokenizer, text, raw=self.raw)) for text in texts]
+        config = self.engine_config(max_num_seqs=1, prefix_caching=False)
+        total = len(prompts) * (2 * self.repeats + self.compare_hf)
+        with Progress("runs", total) as progress:
+            watch = Watch(self._say, progress.tick)
+            report = measure(session, self.drafter, config, prompts, params, repeats=self.repeats, watch=watch)
+            if self.compare_hf:
+                report["plain_over_huggingface"] = measure_huggingface(session, config, prompts, params, watch)
+        return report
+
+    def _say(self, text: str) -> None:
+        if not self.json:
+            print(text, flush=True)

@@ -1,0 +1,38 @@
+"""Parses the command line. Nothing heavy is imported before a command runs, so `--help` is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import tyro
+
+from alula.cli.bench import Bench
+from alula.cli.chat import Chat
+from alula.cli.errors import guarded
+from alula.cli.generate import Generate
+from alula.cli.prove import Prove
+from alula.cli.train import Train
+
+Command: TypeAlias = (
+    Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Chat, tyro.conf.subcommand("chat")]
+    | Annotated[Prove, tyro.conf.subcommand("prove")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+)
+
+_DESCRIPTION = "Speculative decoding with a small head on a big language model: the same text, sooner."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 a proof failed, 2 a mistake in the input, 130 interrupted."""
+    # Called as tyro.cli(Union) a type checker cannot see which command comes out; each has `run`.
+    command: Generate | Chat | Prove | Bench | Train = tyro.cli(
+        Command,
+        prog="alula",
+        description=_DESCRIPTION,
+        args=argv,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    return guarded(command.run)
