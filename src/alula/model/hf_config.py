@@ -79,8 +79,8 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     """Flags for one of the families; AlulaError names the key that is missing, unknown or unsupported."""
     _check_keys(values)
     family = values["model_type"]
-    heads = _need(values, "num_attention_heads")
-    hidden = _need(values, "hidden_size")
+    heads = _whole(values, "num_attention_heads")
+    hidden = _whole(values, "hidden_size")
     gemma = family == "gemma3_text"
     windows = _windows(values, family)
     rope, local = _ropes(values, gemma)
@@ -89,7 +89,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
         vocab_size=_need(values, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=_need(values, "intermediate_size"),
-        num_layers=_need(values, "num_hidden_layers"),
+        num_layers=_whole(values, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=_or(values, "num_key_value_heads", heads),
         head_dim=_head_dim(values, hidden, heads),
@@ -129,6 +129,13 @@ def _need(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def _whole(values: Mapping[str, Any], key: str) -> int:
+    value = _need(values, key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise AlulaError(f"{key} is {value!r} in config.json: give a whole number of at least 1")
+    return value
+
+
 def _or(values: Mapping[str, Any], key: str, default: Any) -> Any:
     value = values.get(key)
     return default if value is None else value
@@ -150,14 +157,13 @@ def _check_keys(values: Mapping[str, Any]) -> None:
 
 
 def _head_dim(values: Mapping[str, Any], hidden: int, heads: int) -> int:
-    given = values.get("head_dim")
-    if given is not None:
-        return int(given)
+    if values.get("head_dim") is not None:
+        return _whole(values, "head_dim")
     if values["model_type"] == "gemma3_text":
         return 256
     if values["model_type"] == "qwen3":
         return 128
-    if not isinstance(heads, int) or heads < 1 or hidden % heads:
+    if hidden % heads:
         raise AlulaError(f"num_attention_heads is {heads!r}, which does not divide hidden_size {hidden}: set head_dim")
     return hidden // heads
 
@@ -171,7 +177,7 @@ def _activation(values: Mapping[str, Any], key: str) -> str:
 
 def _windows(values: Mapping[str, Any], family: str) -> tuple[int, ...]:
     """Window per layer, 0 for full attention; () where no layer has one."""
-    layers, window = _need(values, "num_hidden_layers"), values.get("sliding_window")
+    layers, window = _whole(values, "num_hidden_layers"), values.get("sliding_window")
     if family in ("qwen2", "qwen3") and not values.get("use_sliding_window"):
         window = None
     types = values.get("layer_types")
