@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def _logprobs(outputs: list[RequestOutput]) -> list[object]:
 
 
 def test_a9_penalties_with_low_temperature_do_not_drift(tiny: LoadedModel) -> None:
-    requests = _requests(32, temperature=0.1, top_p=0.1, repetition_penalty=1.05, seed=3)
+    requests = _requests(24, temperature=0.1, top_p=0.1, repetition_penalty=1.05, seed=3)
     plain, speculative = _both(tiny, requests, spoiled_by_turns)
     assert _ids(speculative) == _ids(plain)
 
@@ -55,13 +56,27 @@ def test_a11_batched_trees_equal_one_by_one(tiny_folder: Path, dtype: str, tempe
     assert _ids(speculative) == _ids(plain)
 
 
-def test_b2_penalties_count_every_token_of_an_accepted_run(tiny: LoadedModel) -> None:
-    """A penalty this strong forbids every repetition, wherever in a run the first occurrence stood."""
-    plain, speculative = _both(tiny, _requests(4, frequency_penalty=1000.0, max_tokens=40), least_tau=3)
-    assert _ids(speculative) == _ids(plain)
-    assert all(len(set(ids)) == 40 for ids in _ids(speculative))
-    plain, speculative = _both(tiny, _requests(4, frequency_penalty=0.5), least_tau=3)
-    assert _ids(speculative) == _ids(plain)
+def _reference_logits(folder: Path, output: RequestOutput) -> torch.Tensor:
+    """Hugging Face's logits [output tokens, V] at the positions where the output's tokens were chosen."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.tensor([[*output.prompt_token_ids, *output.outputs[0].token_ids]])
+    with torch.no_grad():
+        return model(tokens).logits[0, len(output.prompt_token_ids) - 1 : -1]
+
+
+def test_b2_penalties_count_every_token_of_an_accepted_run(tiny: LoadedModel, tiny_folder: Path) -> None:
+    _, speculative = _both(tiny, _requests(3, frequency_penalty=0.5), least_tau=3)
+    repeats = 0
+    for output in speculative:
+        counts = torch.zeros(tiny.config.vocab_size)
+        tokens = output.outputs[0].token_ids
+        for logits, token in zip(_reference_logits(tiny_folder, output), tokens, strict=True):
+            assert token == (logits - 0.5 * counts).argmax()
+            counts[token] += 1
+        repeats += len(tokens) - len(set(tokens))
+    assert repeats, "a penalty that meets no repetition tests nothing"
 
 
 def test_b2_eos_is_unmasked_exactly_at_min_tokens(tiny: LoadedModel) -> None:
@@ -98,22 +113,16 @@ def test_b12_no_penalty_is_silently_ignored(tiny: LoadedModel, penalty: str) -> 
 
 
 def test_c1_logprobs_of_accepted_tokens_are_the_models(tiny: LoadedModel, tiny_folder: Path) -> None:
-    from transformers import LlamaForCausalLM
-
-    reference = LlamaForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
     plain, speculative = _both(tiny, _requests(3, logprobs=2), least_tau=3)
     assert _logprobs(speculative) == _logprobs(plain)
     for output in speculative:
         sample = output.outputs[0]
-        tokens = torch.tensor([[*output.prompt_token_ids, *sample.token_ids]])
-        with torch.no_grad():
-            expected = reference(tokens).logits[0].float().log_softmax(-1)[len(output.prompt_token_ids) - 1 : -1]
         assert sample.logprobs is not None
+        expected = _reference_logits(tiny_folder, output).log_softmax(-1)
         for row, entry, token in zip(expected, sample.logprobs, sample.token_ids, strict=True):
-            assert entry.token == token
+            assert (entry.token, entry.rank) == (token, 1)
             assert entry.logprob == pytest.approx(row[token].item(), abs=1e-4)
             assert [logprob for _, logprob in entry.top] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
-            assert entry.rank == 1
 
 
 def test_c3_logprobs_follow_their_request_when_accepted_counts_differ(tiny: LoadedModel) -> None:
@@ -137,8 +146,6 @@ def _letters(model: LoadedModel, **params: object) -> tuple[Request, str]:
 
 
 def _with(request: Request, **params: object) -> Request:
-    from dataclasses import replace
-
     return Request(request.prompt_token_ids, replace(request.params, **params))  # type: ignore[arg-type]
 
 
@@ -147,7 +154,7 @@ def _stopped(model: LoadedModel, request: Request, depth: int) -> RequestOutput:
     plain = run(engine_for(model), [_with(request, stop=())])
     engine = engine_for(model, Guesser(plain), shape=TreeShape(nodes=depth, depth=depth - 1, branch=1))
     output = run(engine, [request])[0]
-    assert engine.totals.tau > depth / 2
+    assert max(engine.totals.accepted_lengths) >= min(depth - 1, 3)
     return output
 
 
