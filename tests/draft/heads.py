@@ -60,12 +60,14 @@ def random_weights(config: HeadConfig, *, seed: int = 0, fc_bias: bool = False) 
     return weights
 
 
-def target_parts(kernels: Kernels | None = None, *, seed: int = 7, positions: int = 256) -> TargetParts:
+def target_parts(
+    kernels: Kernels | None = None, *, seed: int = 7, positions: int = 256, dtype: torch.dtype = torch.float32
+) -> TargetParts:
     """What a target would share: a random embedding and LM head."""
     generator = torch.Generator().manual_seed(seed)
     kernels = kernels or load_kernels("torch")
-    embedding_VD = torch.randn(VOCAB, TARGET_HIDDEN, generator=generator)
-    lm_head = kernels.prepare_linear(lm_head_weight(), out_dtype=torch.float32)
+    embedding_VD = torch.randn(VOCAB, TARGET_HIDDEN, generator=generator).to(dtype)
+    lm_head = kernels.prepare_linear(lm_head_weight().to(dtype), out_dtype=torch.float32)
     return TargetParts(embedding_VD, lambda x_RD: kernels.linear(x_RD, lm_head), LAYERS, positions, kernels)
 
 

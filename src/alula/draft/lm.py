@@ -21,12 +21,11 @@ class LanguageModel:
     one of the two has are never proposed, and read as its last id.
     """
 
-    vocabulary_C: torch.Tensor | None = None
-
     def __init__(self, decoder: Decoder, target_vocab: int) -> None:
         self._decoder = decoder
         self._last_id = decoder.config.vocab_size - 1
         self._shared_vocab = min(target_vocab, decoder.config.vocab_size)
+        self.vocabulary_C = torch.arange(self._shared_vocab) if self._shared_vocab < target_vocab else None
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:

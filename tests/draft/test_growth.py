@@ -1,0 +1,185 @@
+"""Dynamic and static trees as pure bookkeeping, against a plain statement of EAGLE-2's rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alula.config import AlulaError
+from alula.draft.expand import DynamicGrowth, Growth, StaticGrowth
+from alula.draft.policy import TreePolicy
+from alula.draft.static import StaticTree, default_static_tree
+from alula.tree import DraftTree, FloatArray, IntArray, TreeShape
+
+Logs = Callable[[int, tuple[int, ...]], FloatArray]
+"""Log scores of a node's children in trial order, by lane and token path."""
+
+shapes = st.builds(TreeShape, nodes=st.integers(1, 24), depth=st.integers(0, 5), branch=st.integers(1, 4))
+grids = st.lists(st.sampled_from([0.0, -0.25, -0.5, -1.0, -2.0, -np.inf]), min_size=4, max_size=4)
+
+
+def run(growth: Growth, logs: Logs) -> list[DraftTree]:
+    """Grows to the end; the token of a child is its rank."""
+    paths: list[tuple[int, ...]] = []
+    while len(frontier := growth.frontier):
+        origins = frontier.origin_F.tolist()
+        paths = [
+            (*paths[origin], token) if origin >= 0 else ()
+            for origin, token in zip(origins, frontier.tokens_F.tolist(), strict=True)
+        ]
+        width = frontier.children
+        rows = [logs(lane, path)[:width] for lane, path in zip(frontier.lane_F.tolist(), paths, strict=True)]
+        tokens: IntArray = np.broadcast_to(np.arange(width), (len(paths), width))
+        growth.grow(tokens, np.array(rows, np.float32))
+    return growth.trees()
+
+
+def brute(shape: TreeShape, logs: Logs, lane: int) -> dict[tuple[int, ...], float]:
+    """Every candidate of EAGLE-2 without pruning, then the best of all by (score, depth, order of creation)."""
+    scores: dict[tuple[int, ...], np.float32] = {}
+    frontier: list[tuple[int, ...]] = [()] if shape.nodes > 1 else []
+    for _ in range(shape.depth):
+        level = {
+            (*path, rank): np.float32(scores.get(path, np.float32(0)) + np.float32(log))
+            for path in frontier
+            for rank, log in enumerate(logs(lane, path)[: shape.branch])
+            if np.isfinite(log)
+        }
+        scores |= level
+        frontier = sorted(level, key=lambda path: -level[path])[: shape.branch]  # noqa: B023
+    kept = sorted(scores, key=lambda path: -scores[path])[: shape.nodes - 1]
+    return {path: float(scores[path]) for path in kept}
+
+
+def table(values: list[list[float]]) -> Logs:
+    """Children's scores in descending order, picked from a few rows by the path, so that ties abound."""
+
+    def logs(lane: int, path: tuple[int, ...]) -> FloatArray:
+        row = values[(lane * 7 + sum((token + 1) * 3**d for d, token in enumerate(path))) % len(values)]
+        return np.array(sorted(row, reverse=True), np.float32)
+
+    return logs
+
+
+def as_paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    return {
+        tuple(int(tree.tokens_N[n]) for n in tree.path(node)): float(tree.scores_N[node])
+        for node in range(1, len(tree))
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(shapes, min_size=1, max_size=3), st.lists(grids, min_size=1, max_size=6))
+def test_dynamic_trees_are_the_best_of_all_candidates(limits: list[TreeShape], values: list[list[float]]) -> None:
+    logs = table(values)
+    trees = run(DynamicGrowth(np.arange(len(limits)), limits), logs)
+    for lane, (tree, shape) in enumerate(zip(trees, limits, strict=True)):
+        assert as_paths(tree) == brute(shape, logs, lane)
+        check_tree(tree, shape)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(shapes, min_size=1, max_size=3), st.lists(grids, min_size=1, max_size=6))
+def test_static_trees_keep_the_limits(limits: list[TreeShape], values: list[list[float]]) -> None:
+    tree = default_static_tree()
+    for grown, shape in zip(
+        run(StaticGrowth(np.arange(len(limits)), limits, tree), table(values)), limits, strict=True
+    ):
+        check_tree(grown, shape)
+        assert set(as_paths(grown)) <= set(tree.within(shape))
+
+
+def check_tree(tree: DraftTree, shape: TreeShape) -> None:
+    """Within its limits, parents first, siblings in trial order, scores never above the parent's."""
+    assert len(tree) <= shape.nodes
+    assert tree.depths_N.max() <= shape.depth
+    assert all(len(children) <= shape.branch for children in tree.children)
+    assert tree.parents_N[0] == -1
+    assert (tree.parents_N[1:] < np.arange(1, len(tree))).all()
+    assert (tree.scores_N[1:] <= tree.scores_N[tree.parents_N[1:]]).all()
+    for children in tree.children:
+        assert [int(tree.tokens_N[child]) for child in children] == list(range(len(children)))
+
+
+def test_ties_go_to_the_smaller_depth_then_the_lower_index() -> None:
+    def logs(lane: int, path: tuple[int, ...]) -> FloatArray:
+        return np.zeros(3, np.float32)
+
+    (tree,) = run(DynamicGrowth(np.array([5]), [TreeShape(nodes=6, depth=4, branch=3)]), logs)
+    assert set(as_paths(tree)) == {(0,), (1,), (2,), (0, 0), (0, 1)}
+
+
+def test_a_level_is_not_expanded_once_it_cannot_be_kept() -> None:
+    """Pruning saves forwards: with 3 sure children and room for 3, nothing below them is worth a pass."""
+    growth = DynamicGrowth(np.array([0]), [TreeShape(nodes=4, depth=5, branch=3)])
+    growth.grow(np.arange(3)[None], np.zeros((1, 3), np.float32))
+    assert len(growth.frontier) == 3
+    growth.grow(np.tile(np.arange(3), (3, 1)), np.full((3, 3), -1.0, np.float32))
+    assert len(growth.frontier) == 0
+
+
+def test_nan_scores_are_dropped() -> None:
+    growth = DynamicGrowth(np.array([0]), [TreeShape(nodes=4, depth=1, branch=3)])
+    growth.grow(np.arange(3)[None], np.array([[-1.0, np.nan, -np.inf]], np.float32))
+    assert len(growth.trees()[0]) == 2
+
+
+def test_published_static_tree() -> None:
+    tree = default_static_tree()
+    assert tree.shape == TreeShape(nodes=26, depth=5, branch=4)
+    assert [sum(len(path) == depth for path in tree.paths) for depth in range(1, 6)] == [4, 8, 8, 3, 2]
+    (grown,) = run(StaticGrowth(np.array([0]), [tree.shape], tree), table([[-0.5, -0.5, -1.0, -2.0]]))
+    assert set(as_paths(grown)) == set(tree.paths)
+
+
+def test_chain_and_cutting() -> None:
+    chain = StaticTree.chain(4)
+    assert chain.within(TreeShape(nodes=3, depth=8, branch=1)) == ((0,), (0, 0))
+    assert chain.within(TreeShape(nodes=9, depth=1, branch=1)) == ((0,),)
+    assert default_static_tree().within(TreeShape(nodes=9, depth=1, branch=2)) == ((0,), (1,))
+
+
+@pytest.mark.parametrize("paths", [[], [(0,), (0,)], [(0, 0)], [(1,)], [(0,), (0, 1)], [(-1,)]])
+def test_broken_static_trees_are_refused(paths: list[tuple[int, ...]]) -> None:
+    with pytest.raises(AlulaError, match="static tree"):
+        StaticTree.of(paths)
+
+
+def test_static_trees_load_from_json(tmp_path: Path) -> None:
+    (tmp_path / "tree.json").write_text("[[0], [0, 0], [1]]")
+    assert StaticTree.load(tmp_path / "tree.json").paths == ((0,), (1,), (0, 0))
+    for text in ("{}", "[[]]", "[0]", "[[0.5]]", "nonsense"):
+        (tmp_path / "tree.json").write_text(text)
+        with pytest.raises(AlulaError, match="rank paths"):
+            StaticTree.load(tmp_path / "tree.json")
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"rule": "other"}, "rule"),
+        ({"rule": "coupled", "tree": StaticTree.chain(2), "sampled": True}, "rejection"),
+        ({"rule": "rejection", "sampled": True}, "static tree"),
+    ],
+)
+def test_illegal_policies_are_refused(settings_: dict[str, object], words: str) -> None:
+    with pytest.raises(AlulaError, match=words):
+        TreePolicy(**settings_)  # type: ignore[arg-type]
+
+
+@settings(max_examples=80, deadline=None)
+@given(shapes, st.sampled_from([None, default_static_tree()]), st.lists(grids, min_size=1, max_size=6))
+def test_scratch_bounds_what_is_expanded(shape: TreeShape, tree: StaticTree | None, values: list[list[float]]) -> None:
+    policy = TreePolicy(tree=tree)
+    growth = policy.growth(np.array([0]), [shape])
+    expanded, logs = 0, table(values)
+    while len(frontier := growth.frontier):
+        expanded += len(frontier)
+        rows = [logs(0, (row,))[: frontier.children] for row in range(len(frontier))]
+        growth.grow(np.tile(np.arange(frontier.children), (len(rows), 1)), np.array(rows, np.float32))
+    assert max(expanded - 1, 0) <= policy.scratch(shape)
