@@ -27,8 +27,9 @@ class Difference:
 
 @dataclass
 class Trial:
-    """Outputs of one configuration, in the order of the prompts, and what made them."""
+    """Outputs of one configuration, in the order of the prompts, and what made them. kind: the drafter's own name."""
 
+    kind: str = ""
     tokens: list[list[int]] = field(default_factory=list)
     finish: list[str | None] = field(default_factory=list)
     tau: float = 0.0
@@ -42,6 +43,7 @@ class CellReport:
     """How one configuration compares with plain decoding. Its counts show that it had something to prove."""
 
     cell: Cell
+    kind: str
     identical: int
     tau: float
     multi_token_commits: int
@@ -57,6 +59,7 @@ class CellReport:
         return {
             "factor": self.cell.factor,
             **self.cell.setting.report(),
+            "drafter_kind": self.kind,
             "prompts": self.cell.prompts,
             "identical": self.identical,
             "tau": round(self.tau, 4),
@@ -80,7 +83,7 @@ def run_trial(
     if setting.warm:
         _drive(engine, setting, prompts, params, Trial(), lambda: None)
         hits = sum(engine.cache.peek(prompt) for prompt in prompts)
-    trial = Trial(prefix_hit_tokens=hits)
+    trial = Trial(engine.drafter.name, prefix_hit_tokens=hits)
     before, forwards, committed = engine.scheduler.preemptions, engine.totals.target_forwards, engine.totals.committed
     _drive(engine, setting, prompts, params, trial, tick)
     trial.preemptions = engine.scheduler.preemptions - before
@@ -140,6 +143,7 @@ def compare(cell: Cell, plain: Trial, trial: Trial) -> CellReport:
     same = [difference is None and plain.finish[i] == trial.finish[i] for i, difference in enumerate(found)]
     return CellReport(
         cell,
+        kind=trial.kind,
         identical=sum(same),
         tau=trial.tau,
         multi_token_commits=trial.multi_token_commits,

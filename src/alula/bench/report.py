@@ -106,7 +106,7 @@ def _cell_row(report: CellReport) -> list[object]:
     shape = setting.shape
     return [
         report.cell.factor,
-        setting.drafter,
+        setting.drafter if report.kind == setting.drafter else f"{setting.drafter} ({report.kind})",
         f"{shape.nodes}/{shape.depth}/{shape.branch}",
         setting.batch,
         setting.chunk,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from alula.config import AlulaError
 from alula.engine.engine import Engine
 from alula.engine.request import CompletionOutput, Request, RequestOutput
 from alula.sequence import SamplingParams
@@ -51,7 +52,8 @@ def run_one(
 ) -> Run:
     """Run a single request alone on an engine; `on_text` gets each newly safe text.
 
-    KeyboardInterrupt and every other exception abort the request and are raised again.
+    KeyboardInterrupt and every other exception abort the request and are raised again. Raises AlulaError when the
+    request itself fails.
     """
     before, steps, gaps = dict(engine.times.seconds), engine.times.steps, list[float]()
     with adopted(engine, Request(prompt, params)) as request_id:
@@ -65,8 +67,9 @@ def run_one(
                 gaps += [] if last is None else [now - last]
                 last = now
         output = engine.pop(request_id)
-    run = Run(output, gaps, _since(engine, before), engine.times.steps - steps)
-    return run
+    if output.outputs[0].error is not None:
+        raise AlulaError(output.outputs[0].error)
+    return Run(output, gaps, _since(engine, before), engine.times.steps - steps)
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alula.cli.generate import figures_line, write
-from alula.cli.options import ModelOptions, SamplingOptions
+from alula.cli.generate import figures_line, result, write
+from alula.cli.options import JsonOption, ModelOptions, SamplingOptions
 from alula.config import AlulaError
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ _HELP = "/reset starts anew, /exit (or Ctrl-D) ends, Ctrl-C stops an answer."
 
 
 @dataclass(frozen=True)
-class Chat(SamplingOptions, ModelOptions):
-    """Talk with the model, turn by turn."""
+class Chat(JsonOption, SamplingOptions, ModelOptions):
+    """Talk with the model, turn by turn. With --json each answer is one JSON object in a line of its own."""
 
     max_tokens: int = 512
     """Longest answer, in tokens."""
@@ -36,18 +37,18 @@ class Chat(SamplingOptions, ModelOptions):
             raise AlulaError(f"model {self.model} has no chat template: use `alula generate --raw`")
         if sys.stdin.isatty():
             print(_HELP, file=sys.stderr)
-        Conversation(llm, params, self.system, self.figures).talk()
+        Conversation(llm, params, self).talk()
         return 0
 
 
 class Conversation:
     """The turns so far, and the loop around them."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, figures: bool) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, options: Chat) -> None:
         self._llm = llm
         self._params = params
-        self._figures = figures
-        self._start = [] if system is None else [{"role": "system", "content": system}]
+        self._options = options
+        self._start = [] if options.system is None else [{"role": "system", "content": options.system}]
         self._turns = list(self._start)
 
     def talk(self) -> None:
@@ -71,10 +72,13 @@ class Conversation:
     def _answer(self, turns: list[dict[str, str]]) -> str:
         from alula.bench.run import run_one
 
-        run = run_one(self._llm.engine, tuple(self._llm.render(turns)), self._params, write)
+        engine, as_json = self._llm.engine, self._options.json
+        run = run_one(engine, tuple(self._llm.render(turns)), self._params, None if as_json else write)
+        if as_json:
+            write(json.dumps(result(engine, run), ensure_ascii=False))
         write("\n")
-        if self._figures:
-            print(figures_line(self._llm.engine, run))
+        if self._options.figures:
+            print(figures_line(engine, run), file=sys.stderr if as_json else sys.stdout)
         return run.completion.text
 
 

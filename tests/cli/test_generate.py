@@ -1,0 +1,96 @@
+"""What `generate` and `chat` print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alula.cli import main
+from tests.cli.conftest import Shell
+
+FLAGS = ("--dtype", "fp32", "--max-tokens", "12", "--kv-cache-mib", "8", "--ignore-eos")
+
+KEYS = "text token_ids prompt_tokens completion_tokens finish_reason seed stats"
+STATS = (
+    "drafter rule tree tau acceptance_rate acceptance_by_depth first_rejection_depth drafted checked accepted "
+    "verified_rows_per_forward target_forwards tokens_per_second ttft_ms tpot_ms drafter_ms_per_level extra_kv_bytes "
+    "time_ms"
+)
+STAGES = "draft tree forward sample commit other"
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["generate", *arguments, "--json", *FLAGS]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1
+    found: dict[str, Any] = json.loads(shown)
+    return found
+
+
+def test_json_has_exactly_these_keys(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "hello", "--model", str(tiny_folder), "--drafter", str(tiny_folder))
+    stats = found["stats"]
+    assert list(found) == KEYS.split()
+    assert list(stats) == STATS.split()
+    assert list(stats["time_ms"]) == STAGES.split()
+    assert stats["tree"] == {"nodes": 16, "depth": 5, "branch": 4}
+    assert found["completion_tokens"] == len(found["token_ids"]) == 12
+    assert found["finish_reason"] == "length"
+    # the target as its own drafter: every chain is right, so tokens come in long steps
+    assert stats["tau"] == 12 / stats["target_forwards"] > 2
+    assert stats["extra_kv_bytes"] > 0 and stats["drafter_ms_per_level"] > 0
+    assert stats["ttft_ms"] > 0 and stats["tpot_ms"] > 0 and stats["tokens_per_second"] > 0
+
+
+def test_the_seed_that_is_reported_gives_the_text_again(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", str(tiny_folder), "--temperature", "1.0")
+    first = answer(capsys, "hello", *model)
+    again = answer(capsys, "hello", *model, "--seed", str(first["seed"]), "--drafter", "none")
+    other = answer(capsys, "hello", *model, "--seed", str(first["seed"] ^ 1))
+    assert again["token_ids"] == first["token_ids"] != other["token_ids"]
+    assert again["stats"]["extra_kv_bytes"] == 0
+
+
+def test_the_chat_template_is_applied_unless_raw(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = answer(capsys, "hello", "--model", str(tiny_folder))
+    raw = answer(capsys, "hello", "--model", str(tiny_folder), "--raw")
+    assert raw["prompt_tokens"] == 5
+    assert chat["prompt_tokens"] == 5 + 3
+
+
+def test_text_then_one_line_of_figures(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "hello", "--model", str(tiny_folder))
+    assert main(["generate", "hello", "--model", str(tiny_folder), *FLAGS]) == 0
+    text, figures = capsys.readouterr().out.rsplit("\n\n", 1)
+    assert text == found["text"]
+    assert figures.startswith("[12 tokens (length), ") and "tau 1.00" in figures and figures.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_standard_input_and_a_reader_that_leaves(shell: Shell, tiny_folder: Path) -> None:
+    piped = shell("generate", "-", "--json", "--model", tiny_folder, *FLAGS, stdin=b"hello")
+    named = shell("generate", "hello", "--json", "--model", tiny_folder, *FLAGS)
+    assert piped.returncode == named.returncode == 0
+    assert json.loads(piped.stdout)["token_ids"] == json.loads(named.stdout)["token_ids"]
+
+
+@pytest.mark.slow
+def test_chat_in_a_pipe(shell: Shell, tiny_folder: Path) -> None:
+    script = b"hello\nmore\n/reset\n\nhello\n/exit\nnever asked\n"
+    found = shell("chat", "--json", "--model", tiny_folder, *FLAGS, stdin=script)
+    answers = [json.loads(line) for line in found.stdout.splitlines()]
+    assert found.returncode == 0, found.stderr
+    assert len(answers) == 3
+    assert answers[0]["token_ids"] == answers[2]["token_ids"]
+    assert answers[1]["prompt_tokens"] > answers[0]["prompt_tokens"] + 12
+
+
+def test_chat_goes_on_after_a_turn_that_does_not_fit(shell: Shell, tiny_folder: Path) -> None:
+    script = b"hello\n" + b"x" * 600 + b"\nhello\n"
+    found = shell("chat", "--json", "--model", tiny_folder, *FLAGS, stdin=script)
+    assert found.returncode == 0
+    assert len(found.stdout.splitlines()) == 2
+    assert "context limit is 512" in found.stderr and "Traceback" not in found.stderr

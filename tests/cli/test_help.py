@@ -1,0 +1,55 @@
+"""`--help` is quick because parsing imports nothing heavy, and it names every flag."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell
+
+COMMANDS = ("generate", "chat", "prove", "bench", "train")
+
+
+def test_help_takes_less_than_a_second(shell: Shell) -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        found = shell("--help")
+        seconds.append(time.perf_counter() - start)
+    assert found.returncode == 0
+    assert all(command in found.stdout for command in COMMANDS)
+    assert min(seconds) < 1.0
+
+
+def test_parsing_imports_nothing_heavy(root: Path) -> None:
+    code = (
+        "import sys\nfrom alula.cli import main\n"
+        "try:\n    main(['generate', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root / "src")}
+    )
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS[:-1])
+def test_common_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from alula.cli import main
+
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    flags = "model drafter rule nodes depth branch temperature top-p seed max-tokens dtype threads json"
+    assert [flag for flag in flags.split() if f"--{flag}" not in shown] == []
+
+
+def test_an_unknown_flag_is_an_error(shell: Shell) -> None:
+    found = shell("generate", "x", "--temprature", "1")
+    assert found.returncode == 2
+    assert "--temprature" in found.stderr
+    assert found.stdout == ""
