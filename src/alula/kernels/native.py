@@ -97,9 +97,10 @@ class NativeKernels:
         if isinstance(linear, NativeLinear):
             rows = len(x_TI)
             y_TO = torch.empty((rows, linear.out_features), dtype=linear.out_dtype)
-            linear.packed.multiply(
-                x_TI.data_ptr(), x_TI.stride(0), x_TI.dtype == BF16, rows, y_TO.data_ptr(), torch.get_num_threads()
-            )
+            if rows:
+                linear.packed.multiply(
+                    x_TI.data_ptr(), x_TI.stride(0), x_TI.dtype == BF16, rows, y_TO.data_ptr(), torch.get_num_threads()
+                )
             return y_TO
         if isinstance(linear, PaddedLinear):
             return self.probe.linear(x_TI.to(linear.weight_OI.dtype), linear).to(linear.out_dtype)
