@@ -52,6 +52,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the output."""
     include_stop_str_in_output: bool = False
+    """Keep the stop string (or the stop token's text) that ended the output."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -64,6 +65,7 @@ class SamplingParams:
     logprobs_mode: str = "raw"
     """`raw`: of the model's own logits; `processed`: after every step of the pipeline."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    """Applied in order to the logits of every node, after the penalties; each a pure function of its path."""
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:

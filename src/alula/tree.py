@@ -21,11 +21,14 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TreeShape:
-    """Limits of one draft tree. `nodes` counts the root, so it is the number of rows verified."""
+    """Limits of one draft tree."""
 
     nodes: int = 16
+    """Nodes with the root, so the number of rows verified."""
     depth: int = 5
+    """Levels below the root; 0 drafts nothing."""
     branch: int = 4
+    """Children tried per node."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "depth", "branch"):

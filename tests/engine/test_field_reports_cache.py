@@ -97,7 +97,7 @@ def test_e6_room_for_drafts_does_not_empty_the_prefix_cache(tiny: LoadedModel, h
     """The chats fill the pool; speculation may cost no more of it than the slots of one tree."""
     plain = engine_for(tiny, kv_cache_mib=1)
     engine = engine_for(tiny, head, kv_cache_mib=1, shape=SHAPE)
-    assert 3 * 150 > 0.6 * engine.cache.total_pages * engine.config.page_size
+    assert 0.6 * engine.cache.total_pages * engine.config.page_size < 3 * 150
     expected, rate = _hit_rate(plain), _hit_rate(engine)
     reserve = 2 / engine.cache.total_pages
     assert expected > 0.5

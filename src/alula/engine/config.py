@@ -29,6 +29,7 @@ class EngineConfig:
     kv_cache_mib: int = 384
     """Memory of the paged KV cache, MiB, drafter included."""
     enable_prefix_caching: bool = True
+    """Reuse the KV of prompt beginnings that are still in the cache."""
     check_integrity: bool = False
     """Verify the cache's books after every step (for tests)."""
 
