@@ -166,3 +166,10 @@ def test_settings_are_documented() -> None:
         if field.name not in _documented(kind) and field.name not in SPEAKING
     ]
     assert not bare, "\n".join(bare)
+
+
+def test_public_names_load_on_first_use() -> None:
+    assert _python("import sys, alula; print('torch' in sys.modules, 'numpy' in sys.modules)").split() == ["False"] * 2
+    assert all(isinstance(getattr(alula, name), type) for name in alula.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Llm'"):
+        getattr(alula, "Llm")  # noqa: B009

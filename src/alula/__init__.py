@@ -1,1 +1,48 @@
 """alula: EAGLE-style speculative decoding, same text, sooner."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from alula.config import AlulaError
+    from alula.engine.config import EngineConfig
+    from alula.engine.engine import Engine
+    from alula.engine.llm import LLM
+    from alula.engine.request import CompletionOutput, Request, RequestOutput
+    from alula.sequence import FinishReason, SamplingParams, TokenEvent, TokenLogprobs
+    from alula.tree import TreeShape
+
+__all__ = [
+    "LLM",
+    "AlulaError",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "FinishReason",
+    "Request",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenEvent",
+    "TokenLogprobs",
+    "TreeShape",
+]
+
+_HOMES = {
+    "alula.config": ("AlulaError",),
+    "alula.engine.config": ("EngineConfig",),
+    "alula.engine.engine": ("Engine",),
+    "alula.engine.llm": ("LLM",),
+    "alula.engine.request": ("CompletionOutput", "Request", "RequestOutput"),
+    "alula.sequence": ("FinishReason", "SamplingParams", "TokenEvent", "TokenLogprobs"),
+    "alula.tree": ("TreeShape",),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Public names load what they need when first used, so that `import alula` alone stays cheap."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'alula' has no attribute {name!r}")
