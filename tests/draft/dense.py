@@ -77,7 +77,7 @@ class DenseHead:
                 for token, log in zip(best.indices.tolist(), best.values.tolist(), strict=True):
                     level[(*path, token)] = scores.get(path, 0.0) + log
             scores |= level
-            frontier = sorted(level, key=lambda path: -level[path])[: shape.branch]  # noqa: B023
+            frontier = sorted(level, key=lambda path: -level[path])[: shape.branch]
         kept = sorted(scores, key=lambda path: (-scores[path], len(path)))[: shape.nodes - 1]
         return {path: scores[path] for path in kept}
 

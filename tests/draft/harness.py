@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from alula.sequence import Sequence as TokenSequence
 from alula.tree import DraftTree, TreeShape
 
 
-def sequence(tokens: Sequence[int], *, id: int = 0, seed: int = 0, start: int = 0, **params: object) -> TokenSequence:
-    made = TokenSequence(id, len(tokens), list(tokens), SamplingParams(**params), seed=seed)  # type: ignore[arg-type]
+def sequence(tokens: Sequence[int], *, id: int = 0, seed: int = 0, start: int = 0, **params: Any) -> TokenSequence:
+    made = TokenSequence(id, len(tokens), list(tokens), SamplingParams(**params), seed=seed)
     made.features = FeatureQueue(start)
     return made
 
@@ -44,13 +45,13 @@ class Bench:
             drafter_name=self.drafter.name,
         )
 
-    def add(self, tokens: Sequence[int], *, id: int = 0, **params: object) -> int:
+    def add(self, tokens: Sequence[int], *, id: int = 0, **params: Any) -> int:
         """Take in a sequence; returns the length of its prefix hit."""
         hit = self.cache.add(id, tokens)
         self.sequences[id] = sequence(tokens, id=id, start=hit, **params)
         return hit
 
-    def prefill(self, features: Mapping[int, torch.Tensor], stop: int | None = None) -> None:
+    def prefill(self, features: Mapping[int, torch.Tensor | None], stop: int | None = None) -> None:
         """One prefill step: chunks from where each sequence is to `stop` (its root by default).
 
         features: per sequence f_0, f_1, ...; those of the chunk are used.
@@ -65,7 +66,8 @@ class Bench:
         with self.cache.begin({item.sequence.id: len(item.chunk) for item in items}) as txn:
             assert self.drafter.draft(StepPlan(tuple(items)), txn) == [None] * len(items)
             for item in items:
-                rows = features[item.sequence.id][item.chunk.start : item.chunk.stop] if self.feature_size else None
+                known = features[item.sequence.id]
+                rows = None if known is None else known[item.chunk.start : item.chunk.stop]
                 if rows is not None:
                     item.sequence.features.append(rows)
                 txn.commit(item.sequence.id, item.sequence.tokens, len(item.chunk), None, rows)
@@ -76,7 +78,10 @@ class Bench:
         return self._draft(shapes, {})
 
     def step(
-        self, shapes: Mapping[int, TreeShape], accept: Mapping[int, tuple[Sequence[int], int]], features: torch.Tensor
+        self,
+        shapes: Mapping[int, TreeShape],
+        accept: Mapping[int, tuple[Sequence[int], int]],
+        features: torch.Tensor | None,
     ) -> dict[int, DraftTree]:
         """Draft, then commit the path (nodes) and the next token of `accept`. features: f of root and path."""
         return self._draft(shapes, accept, features)

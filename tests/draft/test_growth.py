@@ -51,7 +51,7 @@ def brute(shape: TreeShape, logs: Logs, lane: int) -> dict[tuple[int, ...], floa
             if np.isfinite(log)
         }
         scores |= level
-        frontier = sorted(level, key=lambda path: -level[path])[: shape.branch]  # noqa: B023
+        frontier = sorted(level, key=lambda path: -level[path])[: shape.branch]
     kept = sorted(scores, key=lambda path: -scores[path])[: shape.nodes - 1]
     return {path: float(scores[path]) for path in kept}
 

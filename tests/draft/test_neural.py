@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -33,18 +35,18 @@ def features(drafter: NeuralDrafter, tokens: list[int], start: int = 0) -> torch
     return torch.stack(rows)
 
 
-def bench_for(drafter: NeuralDrafter, **sizes: int) -> Bench:
-    return Bench(drafter, feature_size=len(drafter.taps) * TARGET_HIDDEN, **sizes)  # type: ignore[arg-type]
+def bench_for(drafter: NeuralDrafter, **sizes: Any) -> Bench:
+    return Bench(drafter, feature_size=len(drafter.taps) * TARGET_HIDDEN, **sizes)
 
 
-def ready(drafter: NeuralDrafter, tokens: list[int], *, chunk: int = 0, **sizes: int) -> Bench:
+def ready(drafter: NeuralDrafter, tokens: list[int], *, chunk: int = 0, **sizes: Any) -> Bench:
     """A bench with one sequence whose prompt is prefilled, in chunks where a size is given."""
     bench = bench_for(drafter, **sizes)
     fill(bench, tokens, chunk=chunk)
     return bench
 
 
-def fill(bench: Bench, tokens: list[int], *, id: int = 0, chunk: int = 0, **params: object) -> int:
+def fill(bench: Bench, tokens: list[int], *, id: int = 0, chunk: int = 0, **params: Any) -> int:
     hit = bench.add(tokens, id=id, **params)
     known = features(bench.drafter, tokens)  # type: ignore[arg-type]
     for stop in range(hit + chunk, len(tokens) - 1, chunk) if chunk else ():
@@ -236,7 +238,7 @@ def test_bf16_heads_draft(kind: str) -> None:
     kernels = kernel_set(kernel_sets()[-1])
     parts = target_parts(kernels, dtype=torch.bfloat16)
     drafter = build_head(HeadFiles(config, weights, None), parts, TreePolicy())
-    bench = bench_for(drafter, dtype=torch.bfloat16)  # type: ignore[arg-type]
+    bench = bench_for(drafter, dtype=torch.bfloat16)
     tokens = random_tokens(12)
     bench.add(tokens)
     bench.prefill({0: features(drafter, tokens).bfloat16()})

@@ -44,7 +44,7 @@ def load_drafter(
     policy = TreePolicy(rule, tree, sampled)
     if name == "none":
         return NoDrafter()
-    if name == "auto" and (shipped := find_shipped(target)) is not None:
+    if name == "auto" and (shipped := find_shipped(target, SHIPPED)) is not None:
         return load_head(shipped, target, policy)
     if name in ("auto", "ngram"):
         return NgramDrafter()
@@ -58,8 +58,8 @@ def load_drafter(
     return load_language_model(name if not path.exists() else path, target, policy)
 
 
-def find_shipped(target: LoadedModel, folder: Path = SHIPPED) -> Path | None:
-    """The folder of the shipped head that was trained for these very weights, if there is one."""
+def find_shipped(target: LoadedModel, folder: Path) -> Path | None:
+    """Of the heads in `folder`, one per sub-folder, the one trained for these very weights, if there is one."""
     for head, provenance in _shipped(folder):
         trained = provenance.get("target", {})
         sizes = (trained.get("vocab_size"), trained.get("hidden_size"))
@@ -93,7 +93,7 @@ def load_language_model(name: str | Path, target: LoadedModel, policy: TreePolic
             "the target's vocabulary, or use ngram"
         )
     lm = LanguageModel(model.decoder, target.config.vocab_size)
-    return NeuralDrafter("lm", lm, (), policy, target.kernels, target.config.vocab_size, limit=limit + DRAFT_MARGIN)
+    return NeuralDrafter("lm", lm, (), policy, target.kernels, target.config.vocab_size, limit=limit)
 
 
 def target_parts(target: LoadedModel) -> TargetParts:

@@ -19,8 +19,13 @@ from alula.sampling.proposal import proposal_log_q, proposal_scores, sample_chil
 from alula.sequence import Sequence as TokenSequence
 from alula.tree import DraftTree, FloatArray, IntArray
 
-NOISE_SCALE = 1.5
-"""The c of log softmax((log q + G) / c): what a noisy key says about the chance that the target takes the token."""
+NOISE_SCALE = 0.8
+"""The c of log softmax((log q + G) / c): what a noisy key says about the chance that the target takes the token.
+
+Fitted by likelihood on random pairs of p and q that accept the first, the best two or the best four children as often
+as a briefly trained head on SmolLM2 does at temperature 1 (0.40, 0.54, 0.65). Better heads want less (0.6 where the first
+child is accepted half the time), poorer ones more. It only decides which nodes are worth their place.
+"""
 
 
 class Proposer:

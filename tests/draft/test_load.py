@@ -1,0 +1,168 @@
+"""Drafters by name, beside a tiny target on disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from alula.config import AlulaError
+from alula.draft import load
+from alula.draft.drafter import NoDrafter
+from alula.draft.load import find_shipped, load_drafter
+from alula.draft.neural import NeuralDrafter
+from alula.draft.ngram import NgramDrafter
+from alula.model.load import LoadedModel, load_model
+from alula.tree import TreeShape
+from tests.draft.harness import Bench, entries
+from tests.draft.heads import save_random_head
+from tests.engine.tiny import prompt_of, save_tiny_llama
+
+SHAPE = TreeShape(nodes=8, depth=4, branch=2)
+CHAIN = TreeShape(nodes=5, depth=4, branch=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("target"), layers=3)
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> LoadedModel:
+    return load_model(folder, dtype="float32")
+
+
+def test_names(target: LoadedModel) -> None:
+    assert isinstance(load_drafter("none", target), NoDrafter)
+    assert isinstance(load_drafter("ngram", target), NgramDrafter)
+    assert isinstance(load_drafter("auto", target), NgramDrafter)
+    for unknown in ("nonsense", "", "./missing"):
+        with pytest.raises(AlulaError):
+            load_drafter(unknown, target)
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_a_head_loads_by_its_folder(tmp_path: Path, target: LoadedModel, kind: str) -> None:
+    drafter = load_drafter(save_random_head(tmp_path / "head", target, kind=kind), target)
+    assert isinstance(drafter, NeuralDrafter) and drafter.name == kind
+    assert drafter.taps == ((-1,) if kind == "eagle1" else (1, 2, 3))
+
+
+def test_the_shipped_head_is_found_by_the_targets_weights(
+    tmp_path: Path, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = save_random_head(tmp_path / "heads" / "tiny", target)
+    other = load_model(save_tiny_llama(tmp_path / "other", seed=1, layers=3), dtype="float32")
+    assert find_shipped(target, tmp_path / "heads") == head
+    assert find_shipped(other, tmp_path / "heads") is None
+    monkeypatch.setattr(load, "SHIPPED", tmp_path / "heads")
+    assert load_drafter("auto", target).name == "eagle3"
+    assert load_drafter("auto", other).name == "ngram"
+
+
+def test_a_head_for_another_target_is_refused(tmp_path: Path, target: LoadedModel) -> None:
+    other = load_model(save_tiny_llama(tmp_path / "other", seed=1, layers=3), dtype="float32")
+    head = save_random_head(tmp_path / "head", other)
+    for allowed in (False, True):
+        with pytest.raises(AlulaError, match="weights"):
+            load_drafter(head, target, allow_unverified=allowed)
+
+
+def test_a_head_without_provenance_needs_the_flag(tmp_path: Path, target: LoadedModel) -> None:
+    head = save_random_head(tmp_path / "head", target)
+    (head / "provenance.json").unlink()
+    with pytest.raises(AlulaError, match=r"provenance\.json"):
+        load_drafter(head, target)
+    assert load_drafter(head, target, allow_unverified=True).name == "eagle3"
+
+
+def test_features_of_another_format_are_warned_of(tmp_path: Path, target: LoadedModel) -> None:
+    head = save_random_head(tmp_path / "head", target)
+    provenance = json.loads((head / "provenance.json").read_text())
+    provenance["target"]["dtype"] = "bfloat16"
+    (head / "provenance.json").write_text(json.dumps(provenance))
+    with pytest.warns(UserWarning, match="bfloat16"):
+        load_drafter(head, target)
+
+
+def lm_bench(drafter: NeuralDrafter, prompt: list[int], *, pages: int = 64, chunk: int | None = None) -> Bench:
+    bench = Bench(drafter, pages=pages)
+    bench.add(prompt)
+    if chunk is not None:
+        bench.prefill({0: None}, stop=chunk)
+    bench.prefill({0: None})
+    return bench
+
+
+def greedy(folder: Path, prompt: list[int], count: int) -> list[int]:
+    model = LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_G11_a_drafter_of_several_layers_keeps_all_of_them(folder: Path, target: LoadedModel) -> None:
+    """A chain drafted by a model is its own greedy text, past the first token and after commits."""
+    drafter = load_drafter(folder, target)
+    assert isinstance(drafter, NeuralDrafter) and len(drafter.kv_shapes) == 3 and drafter.kv_first == 0
+    prompt = prompt_of(17)
+    expected = greedy(folder, prompt, 12)
+    bench = lm_bench(drafter, prompt, chunk=6)
+    done = 0
+    for accepted in (4, 0, 2):
+        tree = bench.draft({0: CHAIN})[0]
+        assert tree.tokens_N[1:].tolist() == expected[done : done + 4]
+        path = list(range(1, accepted + 1))
+        bench.step({0: CHAIN}, {0: (path, expected[done + accepted])}, None)
+        done += accepted + 1
+        fresh = lm_bench(drafter, list(bench.sequences[0].tokens))
+        fresh.draft({0: CHAIN})
+        bench.draft({0: CHAIN})
+        stop = 16 + done
+        for ours, theirs in zip(entries(bench, 0, 0, stop), entries(fresh, 0, 0, stop), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_lm_drafts_of_a_prefix_hit_equal_a_cold_start(folder: Path, target: LoadedModel) -> None:
+    drafter = load_drafter(folder, target)
+    assert isinstance(drafter, NeuralDrafter)
+    prompt = prompt_of(21)
+    bench = lm_bench(drafter, prompt)
+    bench.step({0: SHAPE}, {0: ([], 5)}, None)
+    assert bench.add([*prompt, 9], id=1) == 20
+    bench.prefill({1: None})
+    warm, cold = bench.draft({1: SHAPE})[1], lm_bench(drafter, [*prompt, 9]).draft({0: SHAPE})[0]
+    assert np.array_equal(warm.tokens_N, cold.tokens_N) and np.array_equal(warm.scores_N, cold.scores_N)
+
+
+def test_D7_a_drafter_stops_at_its_own_context_limit(tmp_path: Path, target: LoadedModel) -> None:
+    """Beyond it one sequence goes undrafted; the others, and the engine, go on."""
+    short = load_drafter(save_tiny_llama(tmp_path / "short", layers=2, max_len=32), target)
+    assert isinstance(short, NeuralDrafter)
+    bench = lm_bench(short, prompt_of(120))
+    bench.add(prompt_of(9), id=1)
+    bench.prefill({1: None})
+    trees = bench.draft({0: SHAPE, 1: SHAPE})
+    assert len(trees[0]) == 1 and len(trees[1]) == SHAPE.nodes
+
+
+def test_G13_a_model_with_another_tokenizer_is_refused(tmp_path: Path, folder: Path, target: LoadedModel) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace("<|user|>", "<|human|>"))
+    with pytest.raises(AlulaError, match="tokenizer"):
+        load_drafter(other, target)
+
+
+def test_rules_reach_the_policy(folder: Path, target: LoadedModel) -> None:
+    drafter = load_drafter(folder, target, rule="rejection")
+    assert isinstance(drafter, NeuralDrafter) and drafter.policy.rule == "rejection"
+    with pytest.raises(AlulaError, match="rule"):
+        load_drafter(folder, target, rule="other")
