@@ -32,6 +32,7 @@ struct Task {
     int64_t per_group;          // query heads per kv head
     int64_t padded;             // head size in whole lanes
     float *q, *mixed, *totals, *scores;
+    const void* zeros;  // a row for keys nobody sees
     Query* queries;
     Panel shared[kBlockPanels], own[kBlockPanels];
     int64_t query_count() const { return (end - begin) * per_group; }
@@ -47,7 +48,7 @@ inline __m256 eight(const void* row, bool bf16, int64_t at) {
 // out[d][k] = rows[k][at + d] for 8 x 8.
 inline void transpose_8(const void* const* rows, bool bf16, int64_t at, float* out) {
     __m256 r[8], s[8];
-    for (int k = 0; k < 8; ++k) r[k] = rows[k] ? eight(rows[k], bf16, at) : _mm256_setzero_ps();
+    for (int k = 0; k < 8; ++k) r[k] = eight(rows[k], bf16, at);
     for (int k = 0; k < 8; k += 2) {
         s[k] = _mm256_unpacklo_ps(r[k], r[k + 1]);
         s[k + 1] = _mm256_unpackhi_ps(r[k], r[k + 1]);
@@ -69,7 +70,6 @@ inline void transpose_8(const void* const*, bool, int64_t, float*) {}
 constexpr int64_t kTransposed = 1 << 30;  // all of it one by one
 #endif
 
-// A null row is a key nobody sees: zeros.
 inline void unpack_keys(const void* const* rows, bool bf16, int64_t head_dim, float* out) {
     int64_t d = 0;
     for (; d + kTransposed <= head_dim; d += kTransposed) {
@@ -77,13 +77,17 @@ inline void unpack_keys(const void* const* rows, bool bf16, int64_t head_dim, fl
         transpose_8(rows + 8, bf16, d, out + d * kPanelKeys + 8);
     }
     for (; d < head_dim; ++d)
-        for (int k = 0; k < kPanelKeys; ++k) out[d * kPanelKeys + k] = rows[k] ? row_value(rows[k], bf16, d) : 0.0f;
+        for (int k = 0; k < kPanelKeys; ++k) out[d * kPanelKeys + k] = row_value(rows[k], bf16, d);
 }
 
 inline void unpack_values(const void* const* rows, bool bf16, int64_t head_dim, int64_t padded, float* out) {
+    if (padded != head_dim) {
+        for (int k = 0; k < kPanelKeys; ++k)
+            for (int64_t d = 0; d < padded; d += 16) store(out + k * padded + d, row_load(rows[k], bf16, d, head_dim));
+        return;
+    }
     for (int k = 0; k < kPanelKeys; ++k)
-        for (int64_t d = 0; d < padded; d += 16)
-            store(out + k * padded + d, rows[k] ? row_load(rows[k], bf16, d, head_dim) : zero());
+        for (int64_t d = 0; d < padded; d += 16) store(out + k * padded + d, row_load(rows[k], bf16, d));
 }
 
 inline int64_t slot_of(const Task& t, int64_t row, int64_t key) {
@@ -95,8 +99,10 @@ inline int64_t slot_of(const Task& t, int64_t row, int64_t key) {
 // Unpack keys low .. high - 1 of the panel that starts at logical key `start`, as `row` sees them.
 inline void unpack(const Task& t, int64_t row, int64_t start, int64_t low, int64_t high, const Panel& panel) {
     const AttentionArgs& a = t.a;
-    const void *keys[kPanelKeys] = {}, *values[kPanelKeys] = {};
-    for (int64_t j = larger(low, start); j < smaller(high, start + kPanelKeys); ++j) {
+    const void *keys[kPanelKeys], *values[kPanelKeys];
+    for (int64_t j = start; j < start + kPanelKeys; ++j) {
+        keys[j - start] = values[j - start] = t.zeros;
+        if (j < low || j >= high) continue;
         const int64_t at = (slot_of(t, row, j) * a.groups + t.group) * a.head_dim;
         keys[j - start] = row_at(const_cast<void*>(a.keys), a.kv_bf16, at);
         values[j - start] = row_at(const_cast<void*>(a.values), a.kv_bf16, at);
@@ -158,6 +164,19 @@ inline void mix_all(const float* weights, const Panel* panels, int64_t low, int6
     for (; d < padded; d += 16) mix<R, 1>(weights, panels, low, high, d, padded, mixed);
 }
 
+// Asks for keys and values of the next panel while this one is unpacked: they lie scattered over the pages.
+inline void fetch(const Task& t, int64_t row, int64_t start, int64_t low, int64_t high) {
+    const AttentionArgs& a = t.a;
+    const int64_t bytes = a.head_dim * (a.kv_bf16 ? 2 : 4);
+    for (int64_t j = larger(low, start); j < smaller(high, start + kPanelKeys); ++j) {
+        const int64_t at = (slot_of(t, row, j) * a.groups + t.group) * bytes;
+        for (int64_t line = 0; line < bytes; line += 64) {
+            prefetch(static_cast<const char*>(a.keys) + at + line);
+            prefetch(static_cast<const char*>(a.values) + at + line);
+        }
+    }
+}
+
 // Turns the scores of one query into weights and rescales its state. Keys low .. high - 1 of the block are visible.
 inline void weigh(const Task& t, int64_t query, int64_t low, int64_t high, float* scores) {
     Query& state = t.queries[query];
@@ -167,28 +186,32 @@ inline void weigh(const Task& t, int64_t query, int64_t low, int64_t high, float
         if (p * kPanelKeys >= high || (p + 1) * kPanelKeys <= low) continue;
         V s = mul(load(scores + p * kPanelKeys), set1(t.a.scale));
         if (t.a.softcap > 0) s = capped(s, t.a.softcap);
-        const V key = add(lane_numbers(), set1(float(p * kPanelKeys)));
-        s = where_less(key, set1(float(low)), set1(-kInfinity), s);
-        block[p] = where_less(key, set1(float(high)), s, set1(-kInfinity));
-        top = maximum(block[p], top);
+        if (p * kPanelKeys < low || (p + 1) * kPanelKeys > high) {
+            const V key = add(lane_numbers(), set1(float(p * kPanelKeys)));
+            s = where_less(key, set1(float(low)), set1(-kInfinity), s);
+            s = where_less(key, set1(float(high)), s, set1(-kInfinity));
+        }
+        block[p] = s;
+        top = maximum(s, top);
     }
-    float highest = lane_max(top);
-    if (!(highest > state.top)) highest = state.top;
-    const V safe = set1(highest == -kInfinity ? 0.0f : highest);
-    const V shrink = vexp(sub(set1(state.top), safe));
-    V total = mul(load(t.totals + query * 16), shrink);
+    V total = load(t.totals + query * 16);
+    const float highest = lane_max(top);
+    if (highest > state.top) {  // otherwise the factor is exactly 1
+        const V shrink = vexp(sub(set1(state.top), set1(highest)));
+        total = mul(total, shrink);
+        for (int64_t d = 0; d < t.padded; d += 16) {
+            float* mixed = t.mixed + query * t.padded + d;
+            store(mixed, mul(load(mixed), shrink));
+        }
+        state.top = highest;
+    }
+    const V safe = set1(state.top == -kInfinity ? 0.0f : state.top);
     for (int p = 0; p < kBlockPanels; ++p) {
         const V weight = vexp(sub(block[p], safe));
         store(scores + p * kPanelKeys, weight);
         total = add(total, weight);
     }
     store(t.totals + query * 16, total);
-    if (highest > state.top)
-        for (int64_t d = 0; d < t.padded; d += 16) {
-            float* mixed = t.mixed + query * t.padded + d;
-            store(mixed, mul(load(mixed), shrink));
-        }
-    state.top = highest;
 }
 
 // Visible keys of a query inside the block at `start`; empty as (0, 0).
@@ -252,6 +275,7 @@ inline void unpack_shared(Task& t, int64_t start) {
     }
     for (int p = 0; p < kBlockPanels; ++p) {
         const int64_t at = start + p * kPanelKeys;
+        fetch(t, reader, at + kPanelKeys, low, high);
         if (at < high && at + kPanelKeys > low) unpack(t, reader, at, low, high, t.shared[p]);
     }
 }
@@ -312,16 +336,19 @@ inline void attend(const AttentionArgs& a, const Run& run, int64_t group, int64_
     const int64_t per_group = a.heads / a.groups, padded = ceil_div(a.head_dim, 16) * 16;
     const int64_t queries = (end - begin) * per_group, panel = kPanelKeys * padded;
     const int64_t width = ceil_div(a.head_dim, 16) * 16;
-    Scratch scratch(queries * (width + padded + 16 + sizeof(Query) / 4) + kTileRows * kKeyBlock + 4 * kBlockPanels * panel);
+    Scratch scratch(queries * (width + padded + 16 + sizeof(Query) / 4) + kTileRows * kKeyBlock + 4 * kBlockPanels * panel + padded);
     float* at = scratch.data;
     auto take = [&](int64_t floats) { return at += floats, at - floats; };
-    Task t{a, run, group, begin, end, per_group, padded, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}};
+    Task t{a, run, group, begin, end, per_group, padded, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}};
     for (int p = 0; p < kBlockPanels; ++p) {
         t.shared[p].keys = take(panel);
         t.shared[p].values = take(panel);
         t.own[p].keys = take(panel);
         t.own[p].values = take(panel);
     }
+    float* zeros = take(padded);
+    for (int64_t d = 0; d < padded; d += 16) store(zeros + d, zero());
+    t.zeros = zeros;
     t.scores = take(kTileRows * kKeyBlock);
     t.totals = take(queries * 16);
     t.mixed = take(queries * padded);
@@ -338,7 +365,8 @@ inline void attend(const AttentionArgs& a, const Run& run, int64_t group, int64_
 }
 
 void attention(const AttentionArgs& a) {
-    const int64_t wanted = ceil_div(a.rows * a.groups, 4 * a.threads);
+    // Two tasks per thread: more would unpack the same keys too often.
+    const int64_t wanted = ceil_div(a.rows, ceil_div(2 * a.threads, a.groups));
     const int64_t step = smaller(larger(wanted, kMinTaskRows), kMaxTaskRows);
     int64_t tasks = 0;
     for (int64_t r = 0; r < a.run_count; ++r) tasks += ceil_div(a.runs[r].end - a.runs[r].begin, step);

@@ -60,13 +60,17 @@ inline V load_bf16(const uint16_t* p) {
     __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
 }
-inline void store_bf16(uint16_t* p, V a) {
+// Each lane as bf16 in the low half of its word.
+inline __m512i narrow(V a) {
     __m512i u = _mm512_castps_si512(a.v);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-    r = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), r, _mm512_set1_epi32(0x7fc0));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
+    return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), r, _mm512_set1_epi32(0x7fc0));
 }
+inline void store_bf16(uint16_t* p, V a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(narrow(a)));
+}
+inline V round_to_bf16(V a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(narrow(a), 16))}; }
 // Place of lane i among the 16 values of a packed bf16 panel row.
 inline int packed_place(int lane) { return lane; }
 inline V load_packed(const uint16_t* p) { return load_bf16(p); }
@@ -126,6 +130,10 @@ inline __m256i narrow_8(__m256 a) {
 inline void store_bf16(uint16_t* p, V a) {
     __m256i both = _mm256_packus_epi32(narrow_8(a.lo), narrow_8(a.hi));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
+}
+inline V round_to_bf16(V a) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(narrow_8(a.lo), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(narrow_8(a.hi), 16))};
 }
 // Lanes i and i + 8 share a 32-bit word, so that one shift and one mask unpack a panel row.
 inline int packed_place(int lane) { return lane < 8 ? 2 * lane : 2 * (lane - 8) + 1; }
@@ -197,6 +205,9 @@ inline V load_bf16(const uint16_t* p) {
 inline void store_bf16(uint16_t* p, V a) {
     for (int i = 0; i < 16; ++i) p[i] = to_bf16(a.v[i]);
 }
+inline V round_to_bf16(V a) {
+    return each([&](int i) { return from_bf16(to_bf16(a.v[i])); });
+}
 // Place of lane i among the 16 values of a packed bf16 panel row.
 inline int packed_place(int lane) { return lane; }
 inline V load_packed(const uint16_t* p) { return load_bf16(p); }
@@ -264,12 +275,7 @@ inline void row_store(void* row, bool bf16, int64_t at, int64_t width, V a) {
 }
 
 // a rounded to the dtype and back.
-inline V rounded(V a, bool bf16) {
-    if (!bf16) return a;
-    uint16_t h[16];
-    store_bf16(h, a);
-    return load_bf16(h);
-}
+inline V rounded(V a, bool bf16) { return bf16 ? round_to_bf16(a) : a; }
 
 inline const void* row_at(const Rows& rows, int64_t row) {
     int64_t size = rows.bf16 ? 2 : 4;
