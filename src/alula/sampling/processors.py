@@ -60,14 +60,15 @@ class Counts:
         return cls(ids, np.bincount(inverse[prompt_len:], minlength=len(ids)))
 
     def after(self, path: Sequence[int]) -> Counts:
-        """Counts with more output tokens behind."""
+        """Counts with more output tokens behind (their ids no longer sorted)."""
         if not path:
             return self
-        ids, inverse = np.unique(np.concatenate([self.ids_I, np.asarray(path, np.int64)]), return_inverse=True)
-        old = len(self.ids_I)
-        output = np.bincount(inverse[old:], minlength=len(ids))
-        output[inverse[:old]] += self.output_I
-        return Counts(ids, output)
+        ids, times = np.unique(np.asarray(path, np.int64), return_counts=True)
+        at = np.minimum(np.searchsorted(self.ids_I, ids), len(self.ids_I) - 1)
+        known = self.ids_I[at] == ids
+        output = self.output_I.copy()
+        output[at[known]] += times[known]
+        return Counts(np.concatenate([self.ids_I, ids[~known]]), np.concatenate([output, times[~known]]))
 
 
 class Shaper:
@@ -92,7 +93,7 @@ class Shaper:
         if self.sequence.bad_words:
             self._ban_bad_words(row_V, path)
         if len(self.sequence.tokens) - self.sequence.prompt_len + len(path) < self.params.min_tokens:
-            row_V[self._within(row_V, self._ending_ids, "stop_token_ids")] = -np.inf
+            row_V[self._ending_ids[self._within(row_V, self._ending_ids, "stop_token_ids")]] = -np.inf
         if self.params.logit_bias:
             self._add_bias(row_V)
         if self._penalises:
@@ -131,18 +132,17 @@ class Shaper:
         bias = self.params.logit_bias
         return np.fromiter(bias.keys(), np.int64, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
 
-    def _within(self, row_V: FloatArray, ids: IntArray, name: str) -> IntArray:
-        outside = (ids < 0) | (ids >= len(row_V))
-        if not outside.any():
-            return ids
-        if self.strict:
+    def _within(self, row_V: FloatArray, ids: IntArray, name: str) -> NDArray[np.bool_]:
+        """Which ids the row has."""
+        inside: NDArray[np.bool_] = (ids >= 0) & (ids < len(row_V))
+        if self.strict and not inside.all():
             raise SamplingError(
-                f"{name} holds token id {ids[outside][0]}: give ids from 0 to {len(row_V) - 1}, the vocabulary's last"
+                f"{name} holds token id {ids[~inside][0]}: give ids from 0 to {len(row_V) - 1}, the vocabulary's last"
             )
-        return ids[~outside]
+        return inside
 
     def _keep_allowed(self, row_V: FloatArray) -> None:
-        ids = self._within(row_V, self._allowed_ids, "allowed_token_ids")
+        ids = self._allowed_ids[self._within(row_V, self._allowed_ids, "allowed_token_ids")]
         kept = row_V[ids]
         row_V[:] = -np.inf
         row_V[ids] = kept
@@ -151,12 +151,13 @@ class Shaper:
         words = self.sequence.bad_words
         reach = max(len(word) for word in words) - 1
         tail = (*self.sequence.tokens[-reach:], *path)[-reach:] if reach else ()
-        banned = [word[-1] for word in words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
-        row_V[self._within(row_V, np.array(banned, np.int64), "bad_words")] = -np.inf
+        last = [word[-1] for word in words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
+        banned = np.array(last, np.int64)
+        row_V[banned[self._within(row_V, banned, "bad_words")]] = -np.inf
 
     def _add_bias(self, row_V: FloatArray) -> None:
         ids, values = self._bias
-        inside = np.isin(ids, self._within(row_V, ids, "logit_bias"))
+        inside = self._within(row_V, ids, "logit_bias")
         row_V[ids[inside]] += values[inside]
 
     def _penalise(self, row_V: FloatArray, path: Sequence[int]) -> None:
