@@ -19,7 +19,7 @@ _REPORTS = """
 @pytest.fixture(scope="module")
 def names(root: Path) -> list[str]:
     sources = (path.read_text() for path in (root / "tests").rglob("test_*.py"))
-    return [name for source in sources for name in re.findall(r"def (test_\w+)", source)]
+    return [name for source in sources for name in re.findall(r"def (test_\w+)", source.lower())]
 
 
 @pytest.mark.parametrize("report", _REPORTS.split())
