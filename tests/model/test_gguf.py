@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf_files import TOKENS, llama3_divisors, write_model
 
 from alula.config import AlulaError
 from alula.model import cache_dir
 from alula.model.gguf_tensors import TYPES, GgufFile
 from alula.model.load import LoadedModel, load_model
+from tests.model.gguf_files import TOKENS, llama3_divisors, write_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": len(TOKENS),

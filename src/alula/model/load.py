@@ -64,14 +64,18 @@ class LoadedModel:
     checkpoint: Checkpoint
 
     @cached_property
+    def weights_hash(self) -> str:
+        """`identity.weights` alone: known already for converted files, a second per gigabyte for folders."""
+        return self.checkpoint.source_hash or hash_files(self.tensors().files)
+
+    @cached_property
     def identity(self) -> Identity:
-        """Hashes everything, so it takes about a second per gigabyte."""
+        """Hashes everything on first use."""
         tensors = self.tensors()
         embedding = hash_tensor(tensors.get(EMBEDDING))
         lm_head = embedding if self.config.tied_head else hash_tensor(tensors.get(LM_HEAD))
-        weights = self.checkpoint.source_hash or hash_files(tensors.files)
         return Identity(
-            weights,
+            self.weights_hash,
             embedding,
             lm_head,
             dtype=str(self.dtype).removeprefix("torch."),
