@@ -13,7 +13,6 @@ from alula.draft.drafter import Drafter
 from alula.draft.load import load_drafter
 from alula.engine.engine import Engine
 from alula.engine.request import Request, RequestOutput
-from alula.model.decoder import DRAFT_MARGIN
 from alula.model.load import LoadedModel, load_model
 from alula.sequence import SamplingParams
 from alula.tree import TreeShape
@@ -191,9 +190,9 @@ def test_e16_acceptance_survives_positions_beyond_2_to_the_15(tiny_folder: Path,
 
 
 def test_d7_a_drafter_with_less_context_is_skipped_for_that_sequence_only(tiny: LoadedModel, tmp_path: Path) -> None:
-    """The same model as drafter, but made for 64 positions (and some more, which its RoPE table has)."""
+    """The same model as drafter, but made for 64 positions."""
     drafter = load_drafter(str(save_tiny_llama(tmp_path, max_len=64)), tiny)
-    prompts = [prompt_of(20), prompt_of(64 + DRAFT_MARGIN, seed=1), prompt_of(64 + DRAFT_MARGIN - 15, seed=2)]
+    prompts = [prompt_of(20), prompt_of(64, seed=1), prompt_of(64 - 15, seed=2)]
     requests = [_request(prompt, 30) for prompt in prompts]
     plain = run(engine_for(tiny), requests)
     engine = engine_for(tiny, drafter, shape=TreeShape(nodes=5, depth=4, branch=1))
