@@ -136,7 +136,7 @@ def test_mutant_that_redraws_after_a_mismatch_is_caught(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(coupled, "_decide", redraw)
     params = SamplingParams(temperature=1.0)
-    rows = toys.sequences(params, range(4000))
+    rows = toys.sequences(params, range(2000))
     out = toys.generate(coupled.verify, TARGET, rows, toys.Drafter(DRAFT, toys.CHAIN_3, "coupled").draft, 3)
     p = toys.p_value(toys.codes(out, V), toys.joint_law(law(params), 0, 3))
     print(f"mutant, redraw: p = {p:.1e}")

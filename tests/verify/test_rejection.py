@@ -295,19 +295,19 @@ def q_not_renormalised(
 
 
 @pytest.mark.parametrize(
-    ("pair", "name", "mutant"),
+    ("pair", "name", "mutant", "trials"),
     [
-        ("sampled tree", "accept_sampled", broken_residual),
-        ("sampled chain", "accept_sampled", broken_residual),
-        ("point tree", "accept_points", broken_point_residual),
-        ("sampled tree", "accept_sampled", q_not_renormalised),
+        ("sampled tree", "accept_sampled", broken_residual, 2000),
+        ("sampled chain", "accept_sampled", broken_residual, 2000),
+        ("point tree", "accept_points", broken_point_residual, 2000),
+        ("sampled tree", "accept_sampled", q_not_renormalised, 8000),
     ],
 )
 def test_mutants_of_the_residual_are_caught(
-    pair: str, name: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    pair: str, name: str, mutant: Callable[..., Any], trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rejection, name, mutant)
-    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), pair, 8000)
+    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), pair, trials)
     print(f"mutant, {mutant.__name__}, {pair}: p = {p:.1e}")
     assert p < CAUGHT
 
@@ -329,7 +329,7 @@ UNIFORMS = rejection._uniforms
 
 def test_mutant_that_shares_a_stream_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejection, "_uniforms", shared_stream)
-    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), "sampled chain", 4000)
+    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), "sampled chain", 1500)
     print(f"mutant, shared stream: p = {p:.1e}")
     assert p < CAUGHT
 
@@ -346,7 +346,7 @@ def test_mutant_that_prunes_drawn_siblings_by_score_is_caught() -> None:
             kept.append(DraftTree(tokens, np.array([-1, 0]), np.zeros(2, np.float32), True, tree.proposals))
         return kept
 
-    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), "sampled tree", 4000, pruned)
+    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), "sampled tree", 1500, pruned)
     print(f"mutant, pruned siblings: p = {p:.1e}")
     assert p < CAUGHT
 
@@ -362,7 +362,7 @@ def test_mutant_that_draws_from_rounded_q_is_caught() -> None:
             for t in trees
         ]
 
-    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), "sampled chain", 4000, coarse)
+    p = joint_p(rejection.verify, SamplingParams(temperature=1.0), "sampled chain", 1500, coarse)
     print(f"mutant, another q: p = {p:.1e}")
     assert p < CAUGHT
 

@@ -69,3 +69,13 @@ def test_the_rule_asked_for_is_the_rule_given(rule: str, module: object) -> None
     verify = load_rule(rule, Drafter(Policy(rule, tree=object())))
     assert verify(logits, trees, toys.plan_of(rows)) == module.verify(logits, trees, toys.plan_of(rows))  # type: ignore[attr-defined]
     assert coupled.verify(logits, trees, toys.plan_of(rows)) != rejection.verify(logits, trees, toys.plan_of(rows))
+
+
+def test_the_kernels_argmax_is_at_hand_for_other_devices() -> None:
+    class Kernels:
+        def argmax(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows.argmax(-1)
+
+    kernels = Kernels()
+    verify = load_rule("coupled", None, kernels)  # type: ignore[arg-type]
+    assert verify.keywords == {"argmax": kernels.argmax}  # type: ignore[attr-defined]
