@@ -135,7 +135,7 @@ def test_pruned_choice_among_all_is_the_argmax_over_all(temperature: float, kind
 
 
 def test_pruned_choice_finds_a_lucky_token_far_below_the_best() -> None:
-    """With a thousand tokens 6 nats down, such a token wins often: it must come out of the bound, not of the first look."""
+    """Far tokens are many and win often: such a winner must come out of the bound, not of the first look."""
     row = np.full(LARGE, -6.0, np.float32)
     row[5] = 0
     ids = np.arange(LARGE)
