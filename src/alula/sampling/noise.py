@@ -71,7 +71,8 @@ def row_keys(
 ) -> UIntArray:
     """Keys, one per row; the arguments broadcast against each other.
 
-    Positions below 2**56, samples and nodes below 2**32 give different keys for one seed, since each fold is one-to-one.
+    For one seed, positions below 2**56 and samples and nodes below 2**32 give different places and choices, and each
+    fold is one-to-one.
     """
     place: UIntArray = (_words(positions) << _BYTE) | np.uint64(stream)
     which: UIntArray = (_words(samples) << _HALF) | (_words(nodes) & _LOW_HALF)

@@ -1,12 +1,12 @@
 """Rule `rejection`: children are accepted or rejected so that the output follows the target's distribution.
 
 A child drawn from q is accepted with probability min(1, p/q). On rejection p becomes norm(max(p - q, 0)), q loses the
-token and is renormalised, and the next sibling is tried; at the end the rest of p is drawn from (Leviathan et al., arXiv
-2211.17192, and Chen et al., arXiv 2302.01318; siblings without replacement as in EAGLE, arXiv 2401.15077, and proved for
-trees in SpecInfer, arXiv 2305.09781). A point-mass proposal is accepted with probability p(x), else p(x) becomes 0.
+token and is renormalised, and the next sibling is tried; at the end the rest of p is drawn from (Leviathan et al.,
+arXiv 2211.17192, and Chen et al., arXiv 2302.01318; siblings without replacement as in EAGLE, arXiv 2401.15077).
+A point-mass proposal is accepted with probability p(x), else p(x) becomes 0. Proof: docs/losslessness.md.
 
-Draws are keyed by (seed, sample, root position, node, stream). Every step commits at least one token, so a root position
-belongs to one step, and a step repeated after a rollback repeats its draws.
+Draws are keyed by (seed, sample, root position, node, stream). Every step commits at least one token, so a root
+position belongs to one step, and a step repeated after a rollback repeats its draws.
 
 Shape suffixes: B sequences still walking, J children, V vocabulary.
 """
