@@ -122,9 +122,9 @@ def sample_children(
 
     Returns (columns [R, k] in the order of the draws, -1 where q has fewer than k tokens; q, fp32 [R, V], which goes
     into `DraftTree.proposals` of the parent). nodes: the tree index of each parent; a parent is drawn from once,
-    since its noise depends on (seed, sample, root position, node) alone. The k largest of log q + Gumbel noise, in descending
-    order, are k draws without replacement (Kool et al., arXiv 1903.06059, section 3), here from the very fp32 numbers
-    that are returned.
+    since its noise depends on (seed, sample, root position, node) alone. The k largest of log q + Gumbel noise, in
+    descending order, are k draws without replacement (Kool et al., arXiv 1903.06059, section 3), here from the
+    very fp32 numbers that are returned.
     """
     import torch
 
