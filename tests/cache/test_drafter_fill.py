@@ -133,6 +133,28 @@ def test_skipped_slots_are_masked_and_their_pages_incomplete() -> None:
     harness.verify()
 
 
+def test_a_skip_hides_a_prefix_that_is_filled_later() -> None:
+    """Between the shared prefix and the sequence's own entries lie slots that nobody fills."""
+    harness = Harness()
+    harness.add(0, PROMPT)
+    harness.prefill(0)
+    harness.add(1, [*PROMPT, *range(8)])
+    harness.prefill(1)
+    harness.step({0: Work(0, (), drafted=12), 1: Work(0, (), drafted=20, skip=15)})
+    assert harness.cache.draft_first(1) == 15
+    harness.verify()
+
+
+def test_pages_a_language_model_filled_after_a_skip_are_never_complete() -> None:
+    harness = Harness(lm=True)
+    harness.add(0, list(range(22)))
+    harness.prefill(0)
+    harness.step({0: Work(0, (), drafted=22, skip=6)})
+    pages, table = harness.cache._state.pages, harness.cache._state.tables[0].pages.tolist()
+    assert not any(pages.is_drafted(page, "head") for page in table)
+    harness.verify()
+
+
 def test_the_feature_before_the_boundary_is_kept_until_it_is_used() -> None:
     harness = Harness()
     harness.add(0, PROMPT)
@@ -176,15 +198,18 @@ def test_another_drafter_does_not_see_the_entries_of_the_first() -> None:
 
 def test_a_page_used_again_starts_blank() -> None:
     """What was known of a page's former contents must not pass for the new."""
-    harness = Harness(pages=4)
+    harness = Harness(pages=3)
     harness.add(0, PROMPT)
-    harness.draft(0)
+    harness.step({0: Work(12, drafted=12)})
+    pages = harness.cache._state.pages
+    assert all(pages.is_drafted(page, "head") and pages.has_feature[page] for page in range(3))
     harness.release(0)
     harness.add(1, [7] * 13)
+    with harness.cache.begin({1: 12}):
+        assert pages.written == pages.drafted == [0, 0, 0] and not any(pages.has_feature)
     harness.step({1: Work(12, features=False)})
     assert harness.cache.peek([7] * 13) == 0
     harness.release(1)
-    harness.cache.clear_prefix()
     harness.add(2, [8] * 13)
     harness.prefill(2)
     harness.add(3, [8] * 13)
