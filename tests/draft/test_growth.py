@@ -41,11 +41,11 @@ def run(growth: Growth, logs: Logs) -> list[DraftTree]:
 
 def brute(shape: TreeShape, logs: Logs, lane: int) -> dict[tuple[int, ...], float]:
     """Every candidate of EAGLE-2 without pruning, then the best of all by (score, depth, order of creation)."""
-    scores: dict[tuple[int, ...], np.float32] = {}
+    scores: dict[tuple[int, ...], float] = {}
     frontier: list[tuple[int, ...]] = [()] if shape.nodes > 1 else []
     for _ in range(shape.depth):
         level = {
-            (*path, rank): np.float32(scores.get(path, np.float32(0)) + np.float32(log))
+            (*path, rank): scores.get(path, 0.0) + float(log)
             for path in frontier
             for rank, log in enumerate(logs(lane, path)[: shape.branch])
             if np.isfinite(log)
@@ -53,7 +53,7 @@ def brute(shape: TreeShape, logs: Logs, lane: int) -> dict[tuple[int, ...], floa
         scores |= level
         frontier = sorted(level, key=lambda path: -level[path])[: shape.branch]
     kept = sorted(scores, key=lambda path: -scores[path])[: shape.nodes - 1]
-    return {path: float(scores[path]) for path in kept}
+    return {path: scores[path] for path in kept}
 
 
 def table(values: list[list[float]]) -> Logs:

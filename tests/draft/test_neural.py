@@ -126,7 +126,7 @@ def test_E4_repeated_prompts_in_a_mixed_batch(drafter: NeuralDrafter) -> None:
     prompts = {
         0: random_tokens(33),
         1: random_tokens(33),
-        2: random_tokens(33)[:18] + [3, 4],
+        2: [*random_tokens(33)[:18], 3, 4],
         3: random_tokens(9, seed=1),
     }
     bench = bench_for(drafter)

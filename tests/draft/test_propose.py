@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from alula.draft.policy import TreePolicy
 from alula.draft.propose import NOISE_SCALE, Proposer
@@ -132,7 +132,7 @@ def test_sampled_children_follow_q() -> None:
     lanes = [sequence(TOKENS, id=seed, seed=seed, temperature=0.5) for seed in range(count)]
     growth = policy.growth(np.zeros(count, np.int64), [TreeShape(3, 1, 2)] * count)
     proposer = Proposer(policy, lanes, None, VOCAB, load_kernels("torch"))
-    proposer.expand(growth, logits.expand(count, -1), np.zeros((count, 0), np.int64))
+    proposer.expand(growth, logits.expand(count, -1), [()] * count)
     firsts, seconds = np.zeros(VOCAB), np.zeros(VOCAB)
     q = (logits.double() / 0.5).softmax(0).numpy()
     top = int(q.argmax())

@@ -88,8 +88,8 @@ def _embedding(head: HeadFiles, target: TargetParts, own_allowed: bool) -> torch
     if own is None:
         if head.config.hidden_size != target.hidden_size:
             raise AlulaError(
-                f"the head lacks embed_tokens.weight, and its hidden_size {head.config.hidden_size} is not the target's "
-                f"{target.hidden_size}, so the target's cannot serve: export the head with its embedding"
+                f"the head lacks embed_tokens.weight, and its hidden_size {head.config.hidden_size} is not the "
+                f"target's {target.hidden_size}, so the target's cannot serve: export the head with its embedding"
             )
         return shared_VD
     own_VD = own.to(shared_VD.device, shared_VD.dtype)

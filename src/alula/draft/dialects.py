@@ -1,7 +1,7 @@
 """Heads on disk: the official EAGLE layout, and the names of SpecForge/SGLang and speculators/vLLM.
 
-Loading is strict: every tensor is accounted for, and what is missing is an error, since a silent default (d2t above all)
-makes a head that loads well and is never accepted.
+Loading is strict: every tensor is accounted for, and what is missing is an error, since a silent default (d2t above
+all) makes a head that loads well and is never accepted.
 """
 
 from __future__ import annotations

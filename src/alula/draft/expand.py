@@ -1,12 +1,13 @@
 """Growing the draft trees of several sequences level by level.
 
 A growth holds the candidates; the drafter asks for its frontier, runs the model over those rows of all sequences at
-once, and hands the best children back. Suffixes: B sequences (lanes), F frontier rows of all lanes, K children per
-row, C candidates of a lane (column 0 is the root).
+once, and hands the best children back. That is a few dozen candidates per sequence, for which plain lists are faster
+than arrays. Suffixes: B sequences (lanes), F frontier rows of all lanes, K children per row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,87 +40,94 @@ class Growth(Protocol):
     def frontier(self) -> Frontier: ...
 
     def grow(self, tokens_FK: IntArray, logs_FK: FloatArray) -> None:
-        """Children of each frontier row in trial order and their log scores; -inf marks one that is missing."""
+        """Children of each frontier row, best first, and their log scores; -inf marks one that is missing."""
 
     def trees(self) -> list[DraftTree]: ...
 
 
 class DynamicGrowth:
     """EAGLE-2 (arXiv 2406.16858, section 4): the best `branch` candidates of a level are expanded, and in the end the
-    best nodes - 1 of all candidates are kept.
-
-    Candidates lie in the order (depth, parent's rank, rank), and a child never scores above its parent, so a stable
-    sort by score puts parents first: the kept set is ancestor-closed. A candidate that is not among the best nodes - 1
-    so far can never come back, nor can its descendants, so it is not expanded; that changes no tree.
-    """
+    best nodes - 1 of all candidates are kept."""
 
     def __init__(self, roots_B: IntArray, shapes: Sequence[TreeShape]) -> None:
-        lanes = len(roots_B)
-        self._keep_B = np.array([shape.nodes - 1 for shape in shapes], np.int64)
-        self._depth_B = np.array([shape.depth for shape in shapes], np.int64)
-        self._branch_B = np.array([shape.branch for shape in shapes], np.int64)
-        self._tokens_BC = np.asarray(roots_B, np.int64)[:, None]
-        self._parents_BC = np.full((lanes, 1), -1, np.int64)
-        self._scores_BC = np.zeros((lanes, 1), np.float32)
-        self._depth = 0
-        self._node_F = np.zeros(0, np.int64)
-        every = np.arange(lanes)
-        growing = every[(self._keep_B > 0) & (self._depth_B > 0)]
-        self._set_frontier(growing, np.zeros(len(growing), np.int64), np.full(len(growing), -1))
+        self._lanes = [_Candidates(int(root), shape) for root, shape in zip(roots_B, shapes, strict=True)]
+        self._set_frontier()
 
     @property
     def frontier(self) -> Frontier:
         return self._frontier
 
     def grow(self, tokens_FK: IntArray, logs_FK: FloatArray) -> None:
-        lane_F, width, first = self._frontier.lane_F, tokens_FK.shape[1], self._scores_BC.shape[1]
-        starts = np.searchsorted(lane_F, lane_F)
-        rank_F = np.arange(len(lane_F)) - starts
-        logs_FK = np.where(np.arange(width) < self._branch_B[lane_F, None], np.minimum(logs_FK, 0), -np.inf)
-        scores_FK = self._scores_BC[lane_F, self._node_F][:, None] + logs_FK
-        lanes, block = len(self._keep_B), (int(rank_F.max()) + 1) * width
-        columns_FK = rank_F[:, None] * width + np.arange(width)
-        tokens, parents = np.zeros((2, lanes, block), np.int64)
-        rows = np.zeros((lanes, block), np.int64)
-        scores = np.full((lanes, block), -np.inf, np.float32)
-        at = (lane_F[:, None], columns_FK)
-        tokens[at], scores[at] = tokens_FK, scores_FK
-        parents[at], rows[at] = self._node_F[:, None], np.arange(len(lane_F))[:, None]
-        self._tokens_BC = np.concatenate([self._tokens_BC, tokens], 1)
-        self._parents_BC = np.concatenate([self._parents_BC, parents], 1)
-        self._scores_BC = np.concatenate([self._scores_BC, scores], 1)
-        self._depth += 1
-        self._choose_frontier(first, rows)
+        tokens, logs, start = tokens_FK.tolist(), logs_FK.tolist(), 0
+        for lane in self._lanes:
+            stop = start + len(lane.frontier)
+            if stop > start:
+                lane.grow(start, tokens[start:stop], logs[start:stop])
+            start = stop
+        self._set_frontier()
 
     def trees(self) -> list[DraftTree]:
-        order_BC, kept_BC = self._best()
-        return [self._tree(lane, order_BC[lane][kept_BC[lane]]) for lane in range(len(self._keep_B))]
+        return [lane.tree() for lane in self._lanes]
 
-    def _best(self) -> tuple[IntArray, np.ndarray]:
-        """Candidates best first, and which of them are kept."""
-        order_BC = np.argsort(-self._scores_BC[:, 1:], axis=1, kind="stable") + 1
-        finite_BC = np.isfinite(np.take_along_axis(self._scores_BC, order_BC, 1))
-        return order_BC, finite_BC & (np.arange(order_BC.shape[1]) < self._keep_B[:, None])
+    def _set_frontier(self) -> None:
+        lanes = [(number, lane) for number, lane in enumerate(self._lanes) if lane.frontier]
+        self._frontier = Frontier(
+            lane_F=np.array([number for number, lane in lanes for _ in lane.frontier], np.int64),
+            origin_F=np.array([lane.rows[node] for _, lane in lanes for node in lane.frontier], np.int64),
+            tokens_F=np.array([lane.tokens[node] for _, lane in lanes for node in lane.frontier], np.int64),
+            children=max((lane.shape.branch for _, lane in lanes), default=0),
+        )
 
-    def _choose_frontier(self, first: int, rows_BC: IntArray) -> None:
-        """The best `branch` kept candidates of the level just added, whose columns start at `first`."""
-        order_BC, kept_BC = self._best()
-        fresh_BC = kept_BC & (order_BC >= first) & (self._depth < self._depth_B)[:, None]
-        fresh_BC &= np.cumsum(fresh_BC, 1) <= self._branch_B[:, None]
-        lane_F, place_F = np.nonzero(fresh_BC)
-        node_F = order_BC[lane_F, place_F]
-        self._set_frontier(lane_F, node_F, rows_BC[lane_F, node_F - first])
 
-    def _set_frontier(self, lane_F: IntArray, node_F: IntArray, origin_F: IntArray) -> None:
-        self._node_F = node_F
-        children = int(self._branch_B[lane_F].max()) if len(lane_F) else 0
-        self._frontier = Frontier(lane_F, origin_F, self._tokens_BC[lane_F, node_F], children)
+class _Candidates:
+    """The candidates of one tree, numbered as they come: (depth, parent's rank, rank). Number 0 is the root.
 
-    def _tree(self, lane: int, kept: IntArray) -> DraftTree:
-        nodes = np.concatenate([[0], np.sort(kept)])
-        parents = np.searchsorted(nodes, self._parents_BC[lane, nodes])
-        parents[0] = -1
-        return DraftTree(self._tokens_BC[lane, nodes], parents, self._scores_BC[lane, nodes])
+    A child never scores above its parent and is numbered after it, so sorting by (score descending, number) puts
+    parents first: the kept set is ancestor-closed. A candidate that is not among the best nodes - 1 so far can never come
+    back, nor can its descendants, so it is not even noted; that changes no tree.
+
+    rows: the frontier row each candidate came from. best: (-score, number) of the kept ones, best first.
+    """
+
+    def __init__(self, root: int, shape: TreeShape) -> None:
+        self.shape = shape
+        self.tokens, self.rows = [root], [-1]
+        self.frontier = [] if shape.is_root_only else [0]
+        self._parents, self._scores = [-1], [0.0]
+        self._best: list[tuple[float, int]] = []
+        self._depth = 0
+
+    def grow(self, row: int, tokens: list[list[int]], logs: list[list[float]]) -> None:
+        """Children of the frontier, whose first row is `row`, best first."""
+        first = len(self.tokens)
+        for number, parent in enumerate(self.frontier):
+            self._add_children(parent, row + number, tokens[number], logs[number])
+        fresh = [(-self._scores[node], node) for node in range(first, len(self.tokens))]
+        self._best = sorted([*self._best, *fresh])[: self.shape.nodes - 1]
+        self._depth += 1
+        kept = [node for _, node in self._best if node >= first]
+        self.frontier = kept[: self.shape.branch] if self._depth < self.shape.depth else []
+
+    def tree(self) -> DraftTree:
+        nodes = [0, *sorted(node for _, node in self._best)]
+        places = {node: place for place, node in enumerate(nodes)}
+        return DraftTree(
+            np.array([self.tokens[node] for node in nodes], np.int64),
+            np.array([-1, *(places[self._parents[node]] for node in nodes[1:])], np.int64),
+            np.array([self._scores[node] for node in nodes], np.float32),
+        )
+
+    def _add_children(self, parent: int, row: int, tokens: list[int], logs: list[float]) -> None:
+        full = len(self._best) == self.shape.nodes - 1
+        floor = -self._best[-1][0] if full else -math.inf
+        for token, log in zip(tokens[: self.shape.branch], logs, strict=False):
+            score = self._scores[parent] + min(log, 0.0)
+            if not score > floor:  # ties lose to what came before; NaN is no score either
+                break
+            self.tokens.append(token)
+            self.rows.append(row)
+            self._parents.append(parent)
+            self._scores.append(score)
 
 
 class StaticGrowth:

@@ -17,8 +17,8 @@ from alula.tree import AttentionInput
 class LanguageModel:
     """A decoder as draft model; its state is its LM-head input.
 
-    target_vocab: size of the target's vocabulary. Padded vocabularies of one tokenizer may differ in size: ids that only
-    one of the two has are never proposed, and read as its last id.
+    target_vocab: size of the target's vocabulary. Padded vocabularies of one tokenizer may differ in size: ids
+    that only one of the two has are never proposed, and read as its last id.
     """
 
     def __init__(self, decoder: Decoder, target_vocab: int) -> None:

@@ -89,8 +89,8 @@ def load_language_model(name: str | Path, target: LoadedModel, policy: TreePolic
     model = load_model(name, dtype=target.dtype, kernels=target.kernels, device=target.device, max_len=limit)
     if model.tokenizer.hashes["vocabulary"] != target.tokenizer.hashes["vocabulary"]:
         raise AlulaError(
-            f"the drafter {str(name)!r} has another tokenizer than the target {target.name!r}: give a model that shares "
-            "the target's vocabulary, or use ngram"
+            f"the drafter {str(name)!r} has another tokenizer than the target {target.name!r}: give a model that "
+            "shares the target's vocabulary, or use ngram"
         )
     lm = LanguageModel(model.decoder, target.config.vocab_size)
     return NeuralDrafter("lm", lm, (), policy, target.kernels, target.config.vocab_size, limit=limit)

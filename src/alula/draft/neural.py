@@ -206,7 +206,7 @@ class NeuralDrafter:
                 tokens_F = torch.from_numpy(frontier.tokens_F).to(states_BD.device)
                 states_FD = pick(states_FD, frontier.origin_F)
                 states_FD = self.model.step(tokens_F, states_FD, walk.descend(frontier), txn.drafter_layers)
-            proposer.expand(growth, self.model.logits(states_FD), walk.paths_FE)
+            proposer.expand(growth, self.model.logits(states_FD), walk.paths)
             self.times.levels += 1
         self.times.level_s += time.perf_counter() - begun
         return proposer.finish(growth)

@@ -18,8 +18,8 @@ class TreePolicy:
     rule: the verification rule, `coupled` or `rejection`.
     tree: a static tree, or None for dynamic ones.
     sampled: children are drawn at random from q instead of taken as its most likely tokens. Only for rule
-        `rejection` with a static tree (a chain is one): a dynamic tree drops nodes for their scores, and a drawn sibling
-        must never be dropped for its own value.
+        `rejection` with a static tree (a chain is one): a dynamic tree drops nodes for their scores, and a drawn
+        sibling must never be dropped for its own value.
     """
 
     rule: str = "coupled"

@@ -1,6 +1,6 @@
 """From draft logits to the children of the frontier.
 
-Suffixes: F frontier rows, C draft vocabulary, K children per row, V target vocabulary, E depth.
+Suffixes: F frontier rows, C draft vocabulary, K children per row, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from alula.draft.expand import Growth, StaticGrowth
+from alula.draft.expand import Frontier, Growth, StaticGrowth
 from alula.draft.policy import TreePolicy
 from alula.kernels.protocol import Kernels
 from alula.sampling.processors import Context
@@ -23,8 +23,8 @@ NOISE_SCALE = 0.8
 """The c of log softmax((log q + G) / c): what a noisy key says about the chance that the target takes the token.
 
 Fitted by likelihood on random pairs of p and q that accept the first, the best two or the best four children as often
-as a briefly trained head on SmolLM2 does at temperature 1 (0.40, 0.54, 0.65). Better heads want less (0.6 where the first
-child is accepted half the time), poorer ones more. It only decides which nodes are worth their place.
+as a briefly trained head on SmolLM2 does at temperature 1 (0.40, 0.54, 0.65). Better heads want less (0.6 where the
+first child is accepted half the time), poorer ones more. It only decides which nodes are worth their place.
 """
 
 
@@ -53,14 +53,13 @@ class Proposer:
         )
         self._drawn: list[dict[int, torch.Tensor]] = [{} for _ in sequences]
 
-    def expand(self, growth: Growth, logits_FC: torch.Tensor, paths_FE: IntArray) -> None:
+    def expand(self, growth: Growth, logits_FC: torch.Tensor, paths: Sequence[tuple[int, ...]]) -> None:
         """One level: children of every frontier row from its logits and the tokens on its path."""
         frontier = growth.frontier
-        count = min(frontier.children, logits_FC.shape[1])
         if self._plain:
-            columns_FK, logs_FK = self._best(logits_FC, count)
+            columns_FK, logs_FK = self._best(logits_FC, min(frontier.children, logits_FC.shape[1]))
         else:
-            columns_FK, logs_FK = self._shaped(growth, logits_FC, paths_FE, count)
+            columns_FK, logs_FK = self._shaped(growth, frontier, logits_FC, paths)
         growth.grow(columns_FK if self._ids_C is None else self._ids_C[columns_FK], logs_FK)
 
     def finish(self, growth: Growth) -> list[DraftTree]:
@@ -78,13 +77,11 @@ class Proposer:
         return columns_FK.cpu().numpy(), logs_FK.cpu().numpy()
 
     def _shaped(
-        self, growth: Growth, logits_FC: torch.Tensor, paths_FE: IntArray, count: int
+        self, growth: Growth, frontier: Frontier, logits_FC: torch.Tensor, paths: Sequence[tuple[int, ...]]
     ) -> tuple[IntArray, FloatArray]:
-        lane_F = growth.frontier.lane_F
-        paths = [tuple(path) for path in paths_FE.tolist()]
+        lane_F, count = frontier.lane_F, min(frontier.children, logits_FC.shape[1])
         contexts = [Context(self._sequences[lane], path) for lane, path in zip(lane_F, paths, strict=True)]
-        draws_F = self._draws_B[lane_F]
-        if isinstance(growth, StaticGrowth) and draws_F.any():
+        if isinstance(growth, StaticGrowth) and self._draws_B[lane_F].any():
             return self._mixed(growth, logits_FC, contexts, count)
         return self._points(logits_FC, contexts, lane_F, count)
 

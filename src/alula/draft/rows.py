@@ -6,9 +6,11 @@ Suffixes: B sequences (lanes), T rows of all lanes, E tail entries, P pages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from alula.tree import AttentionInput, IntArray
 
@@ -26,37 +28,35 @@ class Lanes:
 
     def committed(self, lane_T: IntArray, index_T: IntArray, slots_T: IntArray, lag: int) -> AttentionInput:
         """Rows in the logical slots `index_T` that see every slot up to their own; RoPE position index - lag."""
-        no_tail = torch.zeros((len(lane_T), 1), dtype=torch.int32, device=self.page_table_BP.device)
-        return self._address(lane_T, index_T - lag, slots_T, index_T + 1, no_tail, 0)
+        no_tail_TE = np.zeros((len(lane_T), 1), np.int32)
+        return self._address(lane_T, index_T - lag, slots_T, index_T + 1, no_tail_TE, 0)
 
     def speculative(
-        self, lane_T: IntArray, prefix_T: IntArray, positions_T: IntArray, tail_TE: IntArray
+        self, lane_T: IntArray, prefix_T: IntArray, positions_T: IntArray, tail_TE: NDArray[np.int32]
     ) -> AttentionInput:
         """Draft nodes: each sees `prefix_T` committed slots, then its ancestors and itself, the slots of `tail_TE`."""
-        tail = self._put(tail_TE, torch.int32)
-        return self._address(lane_T, positions_T, tail_TE[:, -1], prefix_T, tail, tail_TE.shape[1])
+        return self._address(lane_T, positions_T, tail_TE[:, -1], prefix_T, tail_TE, tail_TE.shape[1])
 
     def _address(
         self,
         lane_T: IntArray,
         positions_T: IntArray,
-        slots_T: IntArray,
+        slots_T: NDArray[np.integer[Any]],
         prefix_T: IntArray,
-        tail_TE: torch.Tensor,
+        tail_TE: NDArray[np.int32],
         tail_len: int,
     ) -> AttentionInput:
-        int32 = torch.int32
         return AttentionInput(
-            positions_T=self._put(positions_T, torch.int64),
-            slots_T=self._put(slots_T, torch.int64),
-            sequence_T=self._put(lane_T, int32),
+            positions_T=self._put(positions_T, np.int64),
+            slots_T=self._put(slots_T, np.int64),
+            sequence_T=self._put(lane_T, np.int32),
             page_table_BP=self.page_table_BP,
-            prefix_T=self._put(prefix_T, int32),
-            tail_TE=tail_TE,
-            tail_len_T=torch.full((len(lane_T),), tail_len, dtype=int32, device=self.page_table_BP.device),
-            first_T=self._put(self.first_B[lane_T], int32),
+            prefix_T=self._put(prefix_T, np.int32),
+            tail_TE=self._put(tail_TE, np.int32),
+            tail_len_T=self._put(np.full(len(lane_T), tail_len), np.int32),
+            first_T=self._put(self.first_B[lane_T], np.int32),
             page_size=self.page_size,
         )
 
-    def _put(self, values: IntArray, dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.page_table_BP.device, dtype)
+    def _put(self, values: NDArray[np.integer[Any]], dtype: type[np.integer[Any]]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype)).to(self.page_table_BP.device)

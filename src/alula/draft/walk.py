@@ -1,7 +1,7 @@
 """Where the nodes of growing trees keep their draft-time keys and values.
 
 A draft node is written in a scratch slot beyond the root's (logical slots L + 1, L + 2, ... in the order of their
-expansion); what lies there is garbage after the draft. Suffixes: B lanes, F frontier rows, E depth, S scratch slots.
+expansion); what lies there is garbage after the draft. Suffixes: B lanes, F frontier rows, E depth.
 """
 
 from __future__ import annotations
@@ -25,24 +25,20 @@ class Walk:
 
     def __init__(self, lanes: Lanes, roots_B: IntArray, scratch: Sequence[IntArray], lag: int) -> None:
         self.depth = 0
-        self._lanes, self._roots_B, self._lag = lanes, roots_B, lag
-        self._scratch_BS = np.zeros((len(scratch), max((len(slots) for slots in scratch), default=0)), np.int64)
-        for row, slots in zip(self._scratch_BS, scratch, strict=True):
-            row[: len(slots)] = slots
-        self._used_B = np.zeros(len(roots_B), np.int64)
-        self._tails_FE = np.zeros((len(roots_B), 0), np.int64)
-        self.paths_FE = np.zeros((len(roots_B), 0), np.int64)
+        self.paths: list[tuple[int, ...]] = [()] * len(roots_B)
         """Tokens from the root's child down to each frontier row."""
+        self._lanes, self._roots_B, self._lag = lanes, roots_B, lag
+        self._free = [iter(slots.tolist()) for slots in scratch]
+        self._tails_FE = np.zeros((len(roots_B), 0), np.int32)
 
     def descend(self, frontier: Frontier) -> AttentionInput:
         """Give each row of the next frontier a slot, and say what it sees."""
         self.depth += 1
         lane_F, origin_F = frontier.lane_F, frontier.origin_F
-        rank_F = np.arange(len(lane_F)) - np.searchsorted(lane_F, lane_F)
-        own_F = self._scratch_BS[lane_F, self._used_B[lane_F] + rank_F]
-        self._used_B += np.bincount(lane_F, minlength=len(self._used_B))
-        self._tails_FE = np.column_stack([self._tails_FE[origin_F], own_F])
-        self.paths_FE = np.column_stack([self.paths_FE[origin_F], frontier.tokens_F])
+        own_F = np.array([next(self._free[lane]) for lane in lane_F.tolist()], np.int32)
+        self._tails_FE = np.concatenate([self._tails_FE[origin_F], own_F[:, None]], 1)
+        steps = zip(origin_F.tolist(), frontier.tokens_F.tolist(), strict=True)
+        self.paths = [(*self.paths[origin], token) for origin, token in steps]
         roots_F = self._roots_B[lane_F]
         return self._lanes.speculative(lane_F, roots_F + 1, roots_F + (self.depth - self._lag), self._tails_FE)
 
