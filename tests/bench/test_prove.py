@@ -67,7 +67,7 @@ def test_where_outputs_part() -> None:
 
 def test_one_factor_at_a_time() -> None:
     base = Setting("?", TreeShape(), batch=4)
-    found = cells(base, ["a", "b"], prompts=80, cell_prompts=6, combinations=10, seed=1)
+    found = cells(base, ["a", "b"], prompts=80, cell_prompts=6, combinations=10, max_tokens=128, seed=1)
     start = replace(base, drafter="a")
     assert [(cell.setting.drafter, cell.prompts) for cell in found[:2]] == [("a", 80), ("b", 80)]
     single = [cell for cell in found[2:] if cell.factor != "combination"]
@@ -76,7 +76,7 @@ def test_one_factor_at_a_time() -> None:
         changed = [name for name, value in vars(cell.setting).items() if value != getattr(start, name)]
         assert len(changed) == 1 and cell.prompts == 6
     assert sum(cell.factor == "combination" for cell in found) == 10
-    assert found == cells(base, ["a", "b"], prompts=80, cell_prompts=6, combinations=10, seed=1)
+    assert found == cells(base, ["a", "b"], prompts=80, cell_prompts=6, combinations=10, max_tokens=128, seed=1)
 
 
 @pytest.mark.slow
@@ -89,6 +89,7 @@ def test_it_holds(session: Session, prompts: list[tuple[int, ...]], temperature:
     assert report["oracle"] == {"prompts": 1, "identical": 1, "tokens": 4, "differences": []}
     by_factor = {cell.cell.factor: cell for cell in proof.cells}
     assert by_factor["prefix hit"].prefix_hit_tokens > 0
+    assert by_factor["preemption"].preemptions >= 2 * 3
     assert "identical everywhere" in proof.text()
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +75,7 @@ def test_text_then_one_line_of_figures(tiny_folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_standard_input_and_a_reader_that_leaves(shell: Shell, tiny_folder: Path) -> None:
+def test_standard_input(shell: Shell, tiny_folder: Path) -> None:
     piped = shell("generate", "-", "--json", "--model", tiny_folder, *FLAGS, stdin=b"hello")
     named = shell("generate", "hello", "--json", "--model", tiny_folder, *FLAGS)
     assert piped.returncode == named.returncode == 0
@@ -94,3 +99,43 @@ def test_chat_goes_on_after_a_turn_that_does_not_fit(shell: Shell, tiny_folder: 
     assert found.returncode == 0
     assert len(found.stdout.splitlines()) == 2
     assert "context limit is 512" in found.stderr and "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves(root: Path, tiny_folder: Path) -> None:
+    """`alula generate ... | head -c 1` ends without a traceback."""
+    command = [sys.executable, "-m", "alula", "generate", "hello", "--model", str(tiny_folder), *FLAGS]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_stops_the_answer_only(root: Path, tiny_folder: Path) -> None:
+    command = [sys.executable, "-m", "alula", "chat", "--model", str(tiny_folder), "--dtype", "fp32", "--ignore-eos"]
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "TERM": "dumb"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = _until(ours, b"> ")
+        assert b"/reset starts anew" in shown
+        os.write(ours, b"hello\n")
+        _until(ours, b"hello\r\n")
+        os.read(ours, 1)  # the answer has begun
+        process.send_signal(signal.SIGINT)
+        assert b"[stopped]" in _until(ours, b"> ")
+        os.write(ours, b"/exit\n")
+        assert process.wait(60) == 0
+    os.close(ours)
+
+
+def _until(terminal: int, wanted: bytes) -> bytes:
+    """What the terminal shows, up to and including some text."""
+    shown = b""
+    while wanted not in shown:
+        shown += os.read(terminal, 1024)
+    return shown

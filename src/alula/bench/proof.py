@@ -108,6 +108,7 @@ def run_proof(
         prompts=len(prompts),
         cell_prompts=plan.cell_prompts,
         combinations=plan.combinations,
+        max_tokens=params.max_tokens,
         seed=params.seed,
     )
     watcher.announce("plain", len(prompts) + sum(cell.prompts for cell in chosen) + plan.oracle_prompts)

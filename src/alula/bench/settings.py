@@ -11,7 +11,8 @@ from alula.tree import TreeShape
 SHAPES = (TreeShape(6, 5, 1), TreeShape(4, 2, 2), TreeShape(12, 3, 8), TreeShape(24, 6, 3))
 BATCHES = (1, 3, 8)
 CHUNKS = (16, 48)
-PREEMPT_EVERY = 24
+RARELY = 24
+"""New tokens between forced preemptions of a sequence, where outputs are long enough for several."""
 
 
 @dataclass(frozen=True)
@@ -44,29 +45,39 @@ class Cell:
 
 
 def cells(
-    base: Setting, drafters: Sequence[str], *, prompts: int, cell_prompts: int, combinations: int, seed: int
+    base: Setting,
+    drafters: Sequence[str],
+    *,
+    prompts: int,
+    cell_prompts: int,
+    combinations: int,
+    max_tokens: int,
+    seed: int,
 ) -> list[Cell]:
-    """Every drafter on all prompts; each other factor, with the first drafter, on a few; random combinations."""
-    base = replace(base, drafter=drafters[0])
+    """Every drafter on all prompts; each other factor, with the first drafter, on a few; random combinations.
+
+    max_tokens: of one output; forced preemptions come at least about three times in it.
+    """
+    base, rarely = replace(base, drafter=drafters[0]), max(1, min(RARELY, max_tokens // 4))
     few = min(prompts, cell_prompts)
     varied = [("tree", replace(base, shape=shape)) for shape in SHAPES if shape != base.shape]
     varied += [("batch", replace(base, batch=batch)) for batch in BATCHES if batch != base.batch]
     varied += [("chunk", replace(base, chunk=chunk)) for chunk in CHUNKS if chunk != base.chunk]
-    varied += [("prefix hit", replace(base, warm=True)), ("preemption", replace(base, preempt_every=PREEMPT_EVERY))]
+    varied += [("prefix hit", replace(base, warm=True)), ("preemption", replace(base, preempt_every=rarely))]
     chosen = random.Random(seed)
-    varied += [("combination", _random_setting(chosen, base, drafters)) for _ in range(combinations)]
+    varied += [("combination", _random_setting(chosen, base, drafters, rarely)) for _ in range(combinations)]
     return [
         *(Cell("drafter", replace(base, drafter=drafter), prompts) for drafter in drafters),
         *(Cell(factor, setting, few) for factor, setting in varied),
     ]
 
 
-def _random_setting(chosen: random.Random, base: Setting, drafters: Sequence[str]) -> Setting:
+def _random_setting(chosen: random.Random, base: Setting, drafters: Sequence[str], rarely: int) -> Setting:
     return Setting(
         drafter=chosen.choice(list(drafters)),
         shape=chosen.choice((base.shape, *SHAPES)),
         batch=chosen.choice((base.batch, *BATCHES)),
         chunk=chosen.choice((base.chunk, *CHUNKS)),
         warm=chosen.random() < 0.5,
-        preempt_every=chosen.choice((0, 7, PREEMPT_EVERY)),
+        preempt_every=chosen.choice((0, max(1, rarely // 3), rarely)),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
@@ -12,7 +14,7 @@ from alula.cli.chat import Chat
 from alula.cli.errors import guarded
 from alula.cli.generate import Generate
 from alula.cli.prove import Prove
-from alula.cli.train import Train
+from alula.cli.train import Train, train
 
 Command: TypeAlias = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
@@ -27,12 +29,12 @@ _DESCRIPTION = "Speculative decoding with a small head on a big language model: 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 a proof failed, 2 a mistake in the input, 130 interrupted."""
-    # Called as tyro.cli(Union) a type checker cannot see which command comes out; each has `run`.
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding gets escapes, not a crash
+    if arguments[:1] == ["train"]:
+        return guarded(lambda: train(arguments[1:]))
     command: Generate | Chat | Prove | Bench | Train = tyro.cli(
-        Command,
-        prog="alula",
-        description=_DESCRIPTION,
-        args=argv,
-        config=(tyro.conf.FlagCreatePairsOff,),
+        Command, prog="alula", description=_DESCRIPTION, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
     )
     return guarded(command.run)

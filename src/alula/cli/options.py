@@ -151,7 +151,7 @@ class SamplingOptions:
         """Raises AlulaError, naming the field and the mend."""
         from alula.sequence import SamplingParams
 
-        names = [name for name in SamplingOptions.__dataclass_fields__]
+        names = list(SamplingOptions.__dataclass_fields__)
         try:
             return SamplingParams(**{name: getattr(self, name) for name in names})
         except ValueError as error:

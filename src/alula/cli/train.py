@@ -1,13 +1,36 @@
-"""`alula train`: a head for a model."""
+"""`alula train`: a head for a model.
+
+Its flags are the fields of `alula.train.run.TrainConfig`, which only this command imports, torch and all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import tyro
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train an EAGLE-3 head for a model, on answers that the model writes itself."""
+    """Train an EAGLE-3 head for a model, on conversations that the model writes itself or on given ones."""
 
     def run(self) -> int:
-        return 0
+        return train(())
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Parse the flags after `train` and run. The same command, given again, goes on where it stopped."""
+    from alula.train.run import TrainConfig, run
+
+    config = tyro.cli(
+        TrainConfig,
+        prog="alula train",
+        description=Train.__doc__,
+        args=list(arguments),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    run(config)
+    head = config.output / "head"
+    print(f"the head is in {head}: use it with --drafter {head}")
+    return 0
