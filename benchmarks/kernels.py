@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from alula.cache.pool import KVLayer
-from alula.kernels.protocol import Kernels, RopeTable
+from alula.kernels.protocol import Kernels, Linear, RopeTable
 from alula.kernels.select import load_kernels
 from alula.tree import AttentionInput
 
@@ -24,7 +25,10 @@ LAYER_SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576))
 OTHER_SHAPES = ((576, 49152), (1728, 576), (1152, 960), (576, 8192))
 LAYERS = 30
 HEADS, GROUPS, HEAD_DIM, PAGE = 9, 3, 64, 16
-COPIES_BYTES = 256e6
+COPIES_BYTES = 64e6
+
+Figure = tuple[str, float, float, float]
+"""What was measured, seconds, bytes read, operations."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,21 @@ def show(name: str, seconds: float, bytes_read: float, operations: float, ceilin
     return {"name": name, "us": round(seconds * 1e6, 2), "ceiling_share": round(floor / seconds, 3)}
 
 
-def linear_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[tuple[str, float, float, float]]:
+def linear_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[Figure]:
     """Each shape over copies too many for the caches, as in a model."""
     for ins, outs in LAYER_SHAPES + OTHER_SHAPES:
         size = ins * outs * dtype.itemsize
-        copies = max(1, min(LAYERS, int(COPIES_BYTES / 4 / size)))
+        copies = max(1, min(LAYERS, int(COPIES_BYTES / size)))
         out_dtype = torch.float32 if outs > 4096 else dtype
         linears = [kernels.prepare_linear(torch.randn(outs, ins).to(dtype), out_dtype=out_dtype) for _ in range(copies)]
         x = torch.randn(rows, ins).to(dtype)
+        seconds = best(partial(multiply_all, kernels, x, linears), repeats) / copies
+        yield f"linear {rows} x {ins} -> {outs}", seconds, size, 2.0 * rows * ins * outs
 
-        def run(x: torch.Tensor = x, linears: list[object] = linears) -> None:  # type: ignore[assignment]
-            for linear in linears:
-                kernels.linear(x, linear)  # type: ignore[arg-type]
 
-        yield f"linear {rows} x {ins} -> {outs}", best(run, repeats) / copies, size, 2.0 * rows * ins * outs
+def multiply_all(kernels: Kernels, x: torch.Tensor, linears: Sequence[Linear]) -> None:
+    for linear in linears:
+        kernels.linear(x, linear)
 
 
 def tree_input(rows: int, context: int) -> AttentionInput:
@@ -110,19 +115,19 @@ def chunk_input(rows: int, context: int) -> AttentionInput:
     )
 
 
-def attention_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[tuple[str, float, float, float]]:
+def attention_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[Figure]:
     for context in (128, 512, 2048):
         slots = (context + rows) // PAGE * PAGE + PAGE
         layer = KVLayer(*(torch.randn(slots, GROUPS, HEAD_DIM).to(dtype) for _ in range(2)))
         q = torch.randn(rows, HEADS, HEAD_DIM).to(dtype)
         for kind, where in (("tree", tree_input(rows, context)), ("chunk", chunk_input(rows, context))):
-            seconds = best(lambda q=q, layer=layer, where=where: kernels.attention(q, layer, where, scale=0.125), repeats)  # type: ignore[misc]
+            seconds = best(partial(kernels.attention, q, layer, where, scale=0.125), repeats)
             keys = int((where.prefix_T + where.tail_len_T).sum())
             size = 2 * context * GROUPS * HEAD_DIM * dtype.itemsize
             yield f"attention {kind} {rows} rows, {context} keys", seconds, size, 4.0 * keys * HEADS * HEAD_DIM
 
 
-def other_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[tuple[str, float, float, float]]:
+def other_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[Figure]:
     x, weight = torch.randn(rows, 576).to(dtype), torch.ones(576).to(dtype)
     gate_up = torch.randn(rows, 3072).to(dtype)
     logits = torch.randn(rows, 49152)
@@ -158,7 +163,8 @@ def main() -> None:
     dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
     kernels = load_kernels(arguments.set, linear=arguments.linear)
     ceiling = measure_ceiling(arguments.repeats)
-    print(f"ceiling: {ceiling.bytes_per_second / 1e9:.1f} GB/s read, {ceiling.operations_per_second / 1e9:.0f} GFLOP/s fp32")
+    gigabytes, gigaflops = ceiling.bytes_per_second / 1e9, ceiling.operations_per_second / 1e9
+    print(f"ceiling: {gigabytes:.1f} GB/s read, {gigaflops:.0f} GFLOP/s in torch's fp32 product")
     parts = {"linear": linear_figures, "attention": attention_figures, "other": other_figures}
     results = [
         show(*figure, ceiling)

@@ -130,10 +130,11 @@ void logsumexp(const VocabularyArgs& a, float* y) {
 
 inline void softmax_row(const float* x, int64_t width, bool logarithm, float* y) {
     const Partition p = partition(x, width);
-    const V top = set1(p.top), total = set1(p.total > 0 ? p.total : 1.0f), log = set1(p.total > 0 ? log_total(p) : 0.0f);
+    const float sum = p.total > 0 ? p.total : 1.0f;
+    const V top = set1(p.top), total = set1(sum), log = set1(slog(sum));
     for (int64_t i = 0; i < width; i += 16) {
-        const V value = load_logits(x, i, width);
-        row_store(y, false, i, width, logarithm ? sub(value, log) : div(vexp(sub(value, top)), total));
+        const V distance = sub(load_logits(x, i, width), top);  // before the logarithm: large logits lose nothing
+        row_store(y, false, i, width, logarithm ? sub(distance, log) : div(vexp(distance), total));
     }
 }
 

@@ -25,6 +25,12 @@ def check_rows(name: str, x: torch.Tensor, width: int) -> None:
         raise ValueError(f"{name} is strided in its last dimension: make it contiguous")
 
 
+def check_residual(x_TD: torch.Tensor, residual_TD: torch.Tensor) -> None:
+    check_rows("residual", residual_TD, x_TD.shape[1])
+    if residual_TD.dtype != x_TD.dtype or len(residual_TD) != len(x_TD):
+        raise ValueError(f"residual is {residual_TD.dtype} {tuple(residual_TD.shape)}: give it like x")
+
+
 def check_weight(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
     if weight_OI.ndim != 2 or weight_OI.dtype not in FLOATS:
         raise ValueError(

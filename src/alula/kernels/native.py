@@ -18,6 +18,7 @@ from alula.kernels.checks import (
     check_activation,
     check_attention,
     check_logits,
+    check_residual,
     check_rope,
     check_rows,
     check_weight,
@@ -124,9 +125,7 @@ class NativeKernels:
         round_last: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         check_rows("x", x_TD, weight_D.shape[0])
-        check_rows("residual", residual_TD, weight_D.shape[0])
-        if residual_TD.dtype != x_TD.dtype or len(residual_TD) != len(x_TD):
-            raise ValueError(f"residual is {residual_TD.dtype} {tuple(residual_TD.shape)}: give it like x")
+        check_residual(x_TD, residual_TD)
         y_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
         sum_TD = torch.empty_like(y_TD)
         self._norm(x_TD, residual_TD, weight_D, eps, round_last, y_TD, sum_TD)

@@ -173,5 +173,5 @@ class Kernels(Protocol):
         ...
 
     def log_softmax(self, x_RV: torch.Tensor) -> torch.Tensor:
-        """x - logsumexp(x) of each fp32 row, [R, V]."""
+        """Logarithm of `softmax` of each fp32 row, [R, V]; -inf stays -inf."""
         ...

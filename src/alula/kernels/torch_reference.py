@@ -16,6 +16,7 @@ from alula.kernels.checks import (
     check_activation,
     check_attention,
     check_logits,
+    check_residual,
     check_rope,
     check_rows,
     check_weight,
@@ -81,6 +82,8 @@ class TorchKernels:
         *,
         round_last: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        check_rows("x", x_TD, weight_D.shape[0])
+        check_residual(x_TD, residual_TD)
         total = x_TD + residual_TD
         return self.rms_norm(total, weight_D, eps, round_last=round_last), total
 
@@ -159,8 +162,10 @@ class TorchKernels:
         return torch.where(total > 0, powers_RV / total, 0.0)
 
     def log_softmax(self, x_RV: torch.Tensor) -> torch.Tensor:
-        total_R = self.logsumexp(x_RV)
-        return x_RV - torch.where(total_R == -math.inf, 0.0, total_R)[:, None]
+        top_R, powers_RV = _powers(x_RV)
+        total_R = exact.tree_sum(powers_RV)
+        log_R = exact.log(torch.where(total_R > 0, total_R, 1.0))
+        return (x_RV - top_R[:, None]) - log_R[:, None]
 
 
 def _powers(x_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
