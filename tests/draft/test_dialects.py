@@ -210,9 +210,11 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(AlulaError, match=r"pytorch_model\.bin"):
         read_head(folder)
+    assert is_head_folder(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(AlulaError, match=r"config\.json"):
         read_head(folder)
+    (folder / "config.json").unlink()
     assert not is_head_folder(folder)
 
 

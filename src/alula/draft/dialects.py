@@ -41,12 +41,16 @@ class HeadFiles:
 
 
 def is_head_folder(folder: Path) -> bool:
-    """Whether the folder's tensors look like an EAGLE head rather than a whole model."""
+    """Whether this is meant to be an EAGLE head rather than a whole model: its tensors, or, where those cannot be read,
+    a config without a tokenizer."""
+    if not (folder / "config.json").is_file():
+        return False
+    if not any(folder.glob("tokenizer*")):
+        return True
     try:
-        names = set(_tensor_names(folder))
+        return "fc.weight" in _tensor_names(folder)
     except AlulaError:
         return False
-    return "fc.weight" in names
 
 
 def read_head(folder: Path) -> HeadFiles:

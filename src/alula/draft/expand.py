@@ -83,8 +83,8 @@ class _Candidates:
     """The candidates of one tree, numbered as they come: (depth, parent's rank, rank). Number 0 is the root.
 
     A child never scores above its parent and is numbered after it, so sorting by (score descending, number) puts
-    parents first: the kept set is ancestor-closed. A candidate that is not among the best nodes - 1 so far can never come
-    back, nor can its descendants, so it is not even noted; that changes no tree.
+    parents first: the kept set is ancestor-closed. A candidate that is not among the best nodes - 1 so far can never
+    come back, nor can its descendants, so it is not even noted; that changes no tree.
 
     rows: the frontier row each candidate came from. best: (-score, number) of the kept ones, best first.
     """

@@ -45,13 +45,13 @@ def load_drafter(
     if name == "none":
         return NoDrafter()
     if name == "auto" and (shipped := find_shipped(target, SHIPPED)) is not None:
-        return load_head(shipped, target, policy)
+        return build_head(read_head(shipped), target_parts(target), policy)
     if name in ("auto", "ngram"):
         return NgramDrafter()
     path = Path(name).expanduser()
     if path.is_dir() and is_head_folder(path):
         return load_head(path, target, policy, allow_unverified=allow_unverified)
-    if not path.exists() and "/" not in str(name) and name != "smollm2":
+    if not name or (not path.exists() and "/" not in str(name) and name != "smollm2"):
         raise AlulaError(
             f"drafter is {str(name)!r}: give auto, none, ngram, or the path of an EAGLE head or of a smaller model"
         )
