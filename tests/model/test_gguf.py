@@ -342,7 +342,7 @@ def test_metadata_that_cannot_be_run_is_named(extra: Any, words: str, tmp_path: 
 
 
 def test_architecture_tensor_and_tokenizer_unknown(tmp_path: Path) -> None:
-    with pytest.raises(AlulaError, match="general.architecture is 'falcon'"):
+    with pytest.raises(AlulaError, match=r"general\.architecture is 'falcon'"):
         load(write_model(tmp_path / "a.gguf", model(), "falcon"))
     with pytest.raises(AlulaError, match=r"'blk\.0\.attn_sinks\.weight'"):
         load(

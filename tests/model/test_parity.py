@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(case: str, folder: Path) -> Any:
-    """A random model of that family, saved to the folder. Norms, biases included, are random: at 1 or 0 nothing shows."""
+    """A random model of that family, saved to the folder. Norms and biases are random: at 1 or 0 nothing shows."""
     family, extra = CASES[case]
     suffix = "TextConfig" if family == "Gemma3" else "Config"
     torch.manual_seed(len(case))

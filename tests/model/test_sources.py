@@ -129,7 +129,7 @@ def test_wheel_from_the_environment(
     assert hash_file(wheel_gguf(description)) == description.member_sha256
     monkeypatch.setenv("ALULA_SMOLLM2_WHEEL", str(path) + "x")
     next(cache.iterdir()).unlink()
-    with pytest.raises(AlulaError, match="ALULA_SMOLLM2_WHEEL is .* no file"):
+    with pytest.raises(AlulaError, match=r"ALULA_SMOLLM2_WHEEL is .* no file"):
         wheel_gguf(description)
 
 

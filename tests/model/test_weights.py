@@ -106,7 +106,7 @@ def test_faults_of_sharded_folders(folder: Path) -> None:
     shard(folder)
     index = json.loads((folder / INDEX).read_text())
     (folder / INDEX).write_text(json.dumps({"weight_map": {**index["weight_map"], "ghost": "part-0.safetensors"}}))
-    with pytest.raises(AlulaError, match="'ghost' .* in no file"):
+    with pytest.raises(AlulaError, match=r"'ghost' .* in no file"):
         TensorFolder(folder)
     del index["weight_map"][EMBEDDING]
     (folder / INDEX).write_text(json.dumps(index))

@@ -99,7 +99,7 @@ class Decoder:
         for tap in taps:
             if tap != FINAL and not 0 <= tap <= len(self._layers):
                 raise AlulaError(
-                    f"tap {tap} is no layer of the target: give 0 to {len(self._layers)}, or -1 for after the final norm"
+                    f"tap {tap} is no layer of the target: give 0 to {len(self._layers)}, or -1 for past the final norm"
                 )
 
     def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:

@@ -81,8 +81,8 @@ class GgufFile:
         for name, tensor in self._tensors.items():
             if tensor.tensor_type.name not in TYPES:
                 raise AlulaError(
-                    f"tensor {name!r} is stored as {tensor.tensor_type.name}: alula reads {', '.join(TYPES)}, so give a "
-                    "file quantised to one of these"
+                    f"tensor {name!r} is stored as {tensor.tensor_type.name}: alula reads {', '.join(TYPES)}, so give "
+                    "a file quantised to one of these"
                 )
             if tensor.data_offset + tensor.n_bytes > size:
                 raise AlulaError(f"{self.path} is truncated: tensor {name!r} ends after the file, download it again")

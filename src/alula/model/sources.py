@@ -58,7 +58,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.t
 
 
 def resolve(name: str | Path, dtype: torch.dtype, *, progress: bool | None = None) -> Checkpoint:
-    """The checkpoint folder of that model, downloaded and converted where needed. Raises AlulaError if there is none."""
+    """The checkpoint folder of that model, downloaded and converted where needed. AlulaError if there is none."""
     text, path = str(name), Path(name).expanduser()
     if text in BUILT_IN and not path.exists():
         return _convert(

@@ -64,8 +64,8 @@ def check_tensors(tensors: TensorFolder, config: ModelConfig) -> None:
     for name in sorted(found - set(shapes)):
         if not _harmless(name, tensors, config):
             raise AlulaError(
-                f"tensor {name!r} in {tensors.folder} does not belong to a {config.family} model with this config.json: "
-                "give the config.json that came with these weights"
+                f"tensor {name!r} in {tensors.folder} does not belong to a {config.family} model with this config.json:"
+                " give the config.json that came with these weights"
             )
     for name, shape in shapes.items():
         if tensors.shape(name) != shape:
