@@ -116,6 +116,18 @@ def test_the_first_page_of_equal_contents_stays_shared() -> None:
     harness.verify()
 
 
+def test_a_released_duplicate_is_free_at_once() -> None:
+    harness = Harness()
+    for seq_id in (0, 1):
+        harness.add(seq_id, list(range(9)), use_prefix=False)
+        harness.draft(seq_id)
+    harness.release(1)
+    assert harness.cache.cached_pages == 0
+    harness.verify()
+    harness.release(0)
+    harness.verify()
+
+
 def test_a_page_of_equal_contents_takes_over_from_a_released_one() -> None:
     harness = Harness()
     for seq_id in (0, 1):

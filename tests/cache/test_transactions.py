@@ -232,3 +232,10 @@ def test_out_of_pages_says_how_many() -> None:
     assert (caught.value.needed, caught.value.available, caught.value.total) == (3, 2, 4)
     assert isinstance(caught.value, AlulaError)
     harness.verify()
+
+
+def test_the_last_page_can_be_had() -> None:
+    harness = ready(pages=4)
+    assert harness.cache.can_begin({0: 10}) and not harness.cache.can_begin({0: 11})
+    harness.step({0: Work(0, ((0, 1),) * 9)})
+    harness.verify()

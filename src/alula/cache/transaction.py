@@ -177,7 +177,6 @@ class Transaction:
             self.flush()
         table = self._open.pop(seq_id, None)
         if table is not None:
-            self._fills.pop(seq_id, None)
             self._state.shrink(table, table.length)
 
     def _table(self, seq_id: int) -> PageTable:
