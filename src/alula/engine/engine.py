@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from alula.cache import PagedCache
+from alula.cache import CacheLayout, PagedCache
 from alula.commit import commit
 from alula.config import AlulaError
 from alula.draft.drafter import Drafter
@@ -194,16 +194,23 @@ class Engine:
 
 
 def _build_cache(model: LoadedModel, drafter: Drafter, config: EngineConfig) -> PagedCache:
-    return PagedCache.sized(
-        config.kv_cache_mib * 2**20,
+    """As many pages as fit in kv_cache_mib, drafter layers and kept features included."""
+    layout = CacheLayout(
         page_size=config.page_size,
         target=model.decoder.kv_shapes,
         drafter=drafter.kv_shapes,
         feature_size=len(drafter.taps) * model.config.hidden_size,
         dtype=model.dtype,
+    )
+    return PagedCache(
+        pages=layout.pages_for(config.kv_cache_mib * 2**20),
+        page_size=layout.page_size,
+        target=layout.target,
+        drafter=layout.drafter,
+        feature_size=layout.feature_size,
+        dtype=layout.dtype,
         device=model.device,
         drafter_first=drafter.kv_first,
         drafter_name=drafter.name,
         prefix_caching=config.enable_prefix_caching,
     )
-

@@ -50,7 +50,7 @@ class Runner:
         return Scored(
             logits_RV=logits[:tree_rows],
             features=tuple(_span_features(hidden.features_TF, span) for span in packed.spans),
-            prompt_logits=tuple(part if len(part) else None for part in logits[tree_rows:].split(asked)),
+            prompt_logits=tuple(part if len(part) else None for part in torch.split(logits[tree_rows:], asked)),
         )
 
 
