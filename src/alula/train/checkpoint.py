@@ -1,0 +1,68 @@
+"""Files of a training run: the resumable checkpoint, and the head in the official layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alula.config import AlulaError, Rope
+from alula.draft import head_config
+from alula.draft.dialects import save_official
+from alula.train.head import Eagle3Head, HeadConfig
+from alula.train.vocabulary import DraftVocabulary
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a trainer's state; the file is replaced only once the new one is complete and on disk."""
+    unfinished = path.with_suffix(".tmp")
+    try:
+        with unfinished.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def load_state(path: Path) -> dict[str, Any] | None:
+    """The state saved last, or None where none was. Raises AlulaError for a file that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise AlulaError(f"checkpoint {path} cannot be read; remove it to start over") from error
+    return state
+
+
+def export_head(
+    folder: Path, head: Eagle3Head, vocabulary: DraftVocabulary, provenance: Mapping[str, Any] | None = None
+) -> None:
+    """Write the head as every engine reads it: official tensor names, bf16, with d2t, t2d and its RoPE base."""
+    weights = head.official_weights() | {"d2t": vocabulary.d2t(), "t2d": vocabulary.t2d()}
+    limit = head.config.max_position_embeddings
+    save_official(folder, serving_config(head.config), weights, provenance, max_position_embeddings=limit)
+
+
+def serving_config(config: HeadConfig) -> head_config.HeadConfig:
+    """The same head in the words of the serving side."""
+    return head_config.HeadConfig(
+        kind="eagle3",
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.draft_vocab_size,
+        target_hidden_size=config.hidden_size,
+        rope=Rope(config.rope_theta),
+        taps=config.taps,
+    )

@@ -1,0 +1,111 @@
+"""Cross-entropy of the head's logits against the target's distribution over the draft vocabulary.
+
+Soft targets over 8k ids for every step of the training-time test are the largest tensors of training. So the
+logits are made, used and dropped in blocks of rows, gradients included (the idea of fused linear cross-entropy);
+the target's distribution is made once per learned token and shared by all steps.
+
+Shapes: R rows, M learned tokens of the batch, C draft vocabulary, D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_BLOCK = 1024
+"""Rows whose logits exist at one time."""
+
+
+def target_distribution(hidden_MD: Tensor, draft_rows_CD: Tensor) -> Tensor:
+    """The target's distribution [M, C] at temperature 1, renormalised over the draft vocabulary.
+
+    ``hidden_MD`` is the target's LM-head input one token before each learned token, ``draft_rows_CD`` the rows of
+    the target's LM head that the draft vocabulary keeps; the softmax over these alone is the renormalisation.
+    """
+    with torch.no_grad():
+        return (hidden_MD @ draft_rows_CD.T).softmax(-1)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The draft ids of one batch whose logits are made, and what is added to each."""
+
+    ids_N: Tensor
+    """int64."""
+    correction_N: Tensor
+    """0 for ids that are always there; the log of the inverse chance for those drawn at random in place of the rest."""
+
+
+def choose_candidates(probabilities_MC: Tensor, count: int, generator: torch.Generator) -> Candidates:
+    """Most of ``count`` ids are the likeliest in the batch; a fifth is drawn from the rest and stands for all of it.
+
+    Sampled softmax (Jean et al., arXiv 1412.2007): the normaliser stays right in expectation of its tail, for a
+    fraction of the cost of the largest matrix of the head.
+    """
+    draft = probabilities_MC.shape[1]
+    if count <= 0 or count >= draft:
+        return Candidates(torch.arange(draft), torch.zeros(draft))
+    order_C = probabilities_MC.sum(0).argsort(descending=True)
+    drawn = max(1, count // 5)
+    likely_N, rest = order_C[: count - drawn], order_C[count - drawn :]
+    chosen_N = rest[torch.randperm(len(rest), generator=generator)[:drawn]]
+    correction_N = torch.zeros(count)
+    correction_N[len(likely_N) :] = math.log(len(rest) / drawn)
+    return Candidates(torch.cat([likely_N, chosen_N]), correction_N)
+
+
+def soft_cross_entropy(
+    hidden_RD: Tensor,
+    weight_CD: Tensor,
+    probabilities_MC: Tensor,
+    rows_R: Tensor,
+    row_weights_R: Tensor,
+    correction_C: Tensor,
+) -> Tensor:
+    """The sum over rows of row weight x cross-entropy of the logits hidden W^T + correction.
+
+    ``rows_R`` names each row's distribution in ``probabilities_MC``.
+    """
+    apply: Callable[..., Tensor] = _SoftCrossEntropy.apply
+    return apply(hidden_RD, weight_CD, probabilities_MC, rows_R, row_weights_R, correction_C)
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """The weighted sum, with its gradients made block by block in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RD: Tensor,
+        weight_CD: Tensor,
+        probabilities_MC: Tensor,
+        rows_R: Tensor,
+        row_weights_R: Tensor,
+        correction_C: Tensor,
+    ) -> Tensor:
+        total = hidden_RD.new_zeros(())
+        grad_hidden_RD = torch.empty_like(hidden_RD)
+        grad_weight_CD = torch.zeros_like(weight_CD)
+        for start in range(0, len(hidden_RD), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            hidden_TD, weights_T1 = hidden_RD[block], row_weights_R[block, None]
+            wanted_TC = probabilities_MC[rows_R[block]]
+            logits_TC = torch.addmm(correction_C, hidden_TD, weight_CD.T)
+            normaliser_T1 = logits_TC.logsumexp(-1, keepdim=True)
+            expected_T1 = torch.linalg.vecdot(logits_TC, wanted_TC)[:, None]
+            total += ((normaliser_T1 - expected_T1) * weights_T1).sum()
+            gradient_TC = logits_TC.sub_(normaliser_T1).exp_().sub_(wanted_TC).mul_(weights_T1)
+            torch.mm(gradient_TC, weight_CD, out=grad_hidden_RD[block])
+            grad_weight_CD.addmm_(gradient_TC.T, hidden_TD)
+        ctx.save_for_backward(grad_hidden_RD, grad_weight_CD)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        grad_hidden_RD, grad_weight_CD = ctx.saved_tensors
+        return grad_hidden_RD * gradient, grad_weight_CD * gradient, None, None, None, None

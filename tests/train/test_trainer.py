@@ -1,0 +1,146 @@
+"""The loop: what moves, what stays, and that an interruption changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from alula.train.data import Conversation
+from alula.train.evaluate import StepFigures, evaluate, expected_length
+from alula.train.initial import new_head, ridge
+from alula.train.muon import orthogonal
+from alula.train.trainer import Recipe, Trainer
+from tests.train.support import SIZES, VOCAB, FakeTarget, batch, conversations, random_head, store, vocabulary
+
+RECIPE = Recipe(
+    steps=3,
+    total_tokens=4000,
+    tokens_per_batch=40,
+    warmup_tokens=100,
+    chain_fraction=0.5,
+    candidates=20,
+    matrix_rate=0.02,
+)
+
+
+def trainer(data: Sequence[Conversation], *, recipe: Recipe = RECIPE) -> Trainer:
+    target = FakeTarget()
+    return Trainer(random_head(target), vocabulary(), store(target), recipe, lambda: data, seed=5)
+
+
+def losses(entry: dict[str, float]) -> list[float]:
+    return [entry[f"loss_{step}"] for step in range(3)]
+
+
+def test_the_loss_falls_and_the_embedding_stays() -> None:
+    running = trainer(conversations(60))
+    before = running.head.embedding_VD.clone()
+    first = running.train_step()
+    while not running.finished:
+        last = running.train_step()
+    assert all(late < early - 0.3 for late, early in zip(losses(last), losses(first), strict=True))
+    assert torch.equal(running.head.embedding_VD, before)
+    assert "embedding_VD" not in dict(running.head.named_parameters())
+    assert "embedding_VD" not in running.head.state_dict()
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 10, 13])
+def test_a_run_cut_anywhere_and_resumed_is_the_same_run(cut: int) -> None:
+    data = conversations(60)  # about ten batches, so the cuts lie around the end of an epoch too
+    whole = trainer(data)
+    expected = [losses(whole.train_step()) for _ in range(18)]
+    first = trainer(data)
+    found = [losses(first.train_step()) for _ in range(cut)]
+    second = trainer(data)
+    second.restore(_copied(first.state()))
+    found += [losses(second.train_step()) for _ in range(18 - cut)]
+    assert found == expected
+    for mine, theirs in zip(second.head.parameters(), whole.head.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_new_data_joins_at_the_next_epoch_only() -> None:
+    data = conversations(12)
+    running = trainer(data)
+    running.train_step()
+    planned = [list(keys) for keys in running.progress.plan]
+    resumed = trainer(conversations(30))
+    resumed.restore(_copied(running.state()))
+    while resumed.progress.epoch == 0:
+        assert resumed.progress.plan == planned
+        resumed.train_step()
+    assert sum(len(keys) for keys in resumed.progress.plan) == 30
+
+
+def test_tokens_that_the_head_cannot_say_are_not_learned() -> None:
+    """Where the target's choice lies outside the draft vocabulary the distribution is no guide."""
+    running = trainer(conversations(6), recipe=Recipe(steps=1, tokens_per_batch=1000, total_tokens=10))
+    running.known_V[:] = False
+    before = [parameter.clone() for parameter in running.head.parameters()]
+    running.train_step()
+    for now, then in zip(running.head.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_the_schedule_warms_up_and_comes_down() -> None:
+    recipe = Recipe(warmup_tokens=100, total_tokens=1100, final_share=0.1)
+    rates = [recipe.share(tokens) for tokens in (0, 50, 100, 600, 1100, 5000)]
+    assert rates[0] < 0.02 and 0.4 < rates[1] < 0.6
+    assert rates[2:] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+def test_figures_of_a_head_that_knows_and_of_one_that_does_not() -> None:
+    target = FakeTarget()
+    data = conversations(8)
+    head = random_head(target)
+    figures = evaluate(head, [batch(target, data)], vocabulary().draft_ids(), steps=3)
+    assert [f.rows for f in figures] == [sum(max(len(c.learned) - step, 0) for c in data) for step in range(3)]
+    assert all(0 <= f.top1 <= f.top4 <= 1 for f in figures)
+    unknown = evaluate(head, [batch(target, data)], torch.full((VOCAB,), -1), steps=3)
+    assert all(f.top4 == 0 for f in unknown)
+
+
+def test_expected_length_multiplies_the_conditional_figures() -> None:
+    figures = [StepFigures(1, 0, 0, 0.5, 0.8), StepFigures(1, 0, 0, 0.4, 0.5)]
+    assert expected_length(figures, branch=1) == pytest.approx(1 + 0.5 + 0.2)
+    assert expected_length(figures, branch=4) == pytest.approx(1 + 0.8 + 0.4)
+
+
+def test_ridge_finds_a_linear_map() -> None:
+    inputs = torch.randn(4000, 6) * torch.tensor([1.0, 10.0, 0.1, 1.0, 1.0, 1.0])
+    weight = torch.randn(3, 6)
+    found = ridge(inputs, inputs @ weight.T)
+    torch.testing.assert_close(found, weight, rtol=0.06, atol=0.06)
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (7, 7)])
+def test_an_orthogonal_update_moves_all_directions_alike(shape: tuple[int, int]) -> None:
+    left, _, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    sizes = torch.logspace(0, -1.5, min(shape))
+    found = orthogonal(left @ torch.diag(sizes) @ right)
+    values = torch.diagonal(left.T @ found @ right.T)
+    assert values.min() > 0.5 and values.max() < 1.4
+    torch.testing.assert_close(found, left @ torch.diag(values) @ right, atol=1e-4, rtol=0)
+
+
+def test_the_fitted_start_beats_a_random_one() -> None:
+    target = FakeTarget()
+    data = conversations(300)
+    fitted = new_head(SIZES, target, vocabulary(), [batch(target, [c]) for c in data], seed=0)
+    held = [batch(target, conversations(40, seed=9))]
+    random = evaluate(random_head(target), held, vocabulary().draft_ids(), steps=1)
+    assert evaluate(fitted, held, vocabulary().draft_ids(), steps=1)[0].top1 > 2 * random[0].top1 + 0.1
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """As if it had been written to disk."""
+    import io
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
