@@ -44,7 +44,7 @@ class TrainConfig:
     """JSON-lines files of conversations; none lets the target write its own."""
     answer_tokens: int = 300_000
     """How many answer tokens the target writes when no data is given."""
-    draft_vocab_size: int = 10_240
+    draft_vocab_size: int = 12_288
     """Tokens the head can propose."""
     intermediate_size: int | None = None
     """Width of the head's MLP; the target's by default."""
