@@ -6,18 +6,12 @@
 // lane j mod 16; each output is one fused chain over the visible keys in order. Blocks with no visible key are left
 // out. Masked keys take no part: not even their NaNs do.
 //
-// How it is shared: keys and values of a run of rows are unpacked to fp32 once per panel of 16 keys, and a tile of up to
-// six queries walks over them. A panel that holds keys of a row's own tail is unpacked for that row alone.
+// How it is shared: keys and values of a run of rows are unpacked to fp32 once per panel of 16 keys, and a tile of
+// up to six queries walks over them. A panel that holds keys of a row's own tail is unpacked for that row alone.
 
-constexpr int kPanelKeys = 16;
 constexpr int kKeyBlock = 64;
 constexpr int kBlockPanels = kKeyBlock / kPanelKeys;
 constexpr int64_t kMinTaskRows = 4, kMaxTaskRows = 32;
-
-// Keys (transposed, [head_dim][16]) and values ([16][padded head_dim]) of one panel.
-struct Panel {
-    float *keys, *values;
-};
 
 // State of one query between blocks.
 struct Query {
@@ -37,58 +31,6 @@ struct Task {
     Panel shared[kBlockPanels], own[kBlockPanels];
     int64_t query_count() const { return (end - begin) * per_group; }
 };
-
-#if defined(ALULA_LEVEL_AVX2) || defined(ALULA_LEVEL_AVX512)
-inline __m256 eight(const void* row, bool bf16, int64_t at) {
-    if (!bf16) return _mm256_loadu_ps(static_cast<const float*>(row) + at);
-    const __m128i* p = reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(row) + at);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
-}
-
-// out[d][k] = rows[k][at + d] for 8 x 8.
-inline void transpose_8(const void* const* rows, bool bf16, int64_t at, float* out) {
-    __m256 r[8], s[8];
-    for (int k = 0; k < 8; ++k) r[k] = eight(rows[k], bf16, at);
-    for (int k = 0; k < 8; k += 2) {
-        s[k] = _mm256_unpacklo_ps(r[k], r[k + 1]);
-        s[k + 1] = _mm256_unpackhi_ps(r[k], r[k + 1]);
-    }
-    for (int k = 0; k < 8; k += 4) {
-        r[k] = _mm256_shuffle_ps(s[k], s[k + 2], 0x44);
-        r[k + 1] = _mm256_shuffle_ps(s[k], s[k + 2], 0xee);
-        r[k + 2] = _mm256_shuffle_ps(s[k + 1], s[k + 3], 0x44);
-        r[k + 3] = _mm256_shuffle_ps(s[k + 1], s[k + 3], 0xee);
-    }
-    for (int d = 0; d < 4; ++d) {
-        _mm256_storeu_ps(out + d * kPanelKeys, _mm256_permute2f128_ps(r[d], r[d + 4], 0x20));
-        _mm256_storeu_ps(out + (d + 4) * kPanelKeys, _mm256_permute2f128_ps(r[d], r[d + 4], 0x31));
-    }
-}
-constexpr int64_t kTransposed = 8;
-#else
-inline void transpose_8(const void* const*, bool, int64_t, float*) {}
-constexpr int64_t kTransposed = 1 << 30;  // all of it one by one
-#endif
-
-inline void unpack_keys(const void* const* rows, bool bf16, int64_t head_dim, float* out) {
-    int64_t d = 0;
-    for (; d + kTransposed <= head_dim; d += kTransposed) {
-        transpose_8(rows, bf16, d, out + d * kPanelKeys);
-        transpose_8(rows + 8, bf16, d, out + d * kPanelKeys + 8);
-    }
-    for (; d < head_dim; ++d)
-        for (int k = 0; k < kPanelKeys; ++k) out[d * kPanelKeys + k] = row_value(rows[k], bf16, d);
-}
-
-inline void unpack_values(const void* const* rows, bool bf16, int64_t head_dim, int64_t padded, float* out) {
-    if (padded != head_dim) {
-        for (int k = 0; k < kPanelKeys; ++k)
-            for (int64_t d = 0; d < padded; d += 16) store(out + k * padded + d, row_load(rows[k], bf16, d, head_dim));
-        return;
-    }
-    for (int k = 0; k < kPanelKeys; ++k)
-        for (int64_t d = 0; d < padded; d += 16) store(out + k * padded + d, row_load(rows[k], bf16, d));
-}
 
 inline int64_t slot_of(const Task& t, int64_t row, int64_t key) {
     const AttentionArgs& a = t.a;
@@ -310,7 +252,8 @@ inline void load_queries(Task& t) {
     for (int64_t i = 0; i < t.query_count(); ++i) {
         const int64_t row = t.begin + i / t.per_group, head = t.group * t.per_group + i % t.per_group;
         const void* q = row_at(const_cast<void*>(a.q), a.bf16, (row * a.heads + head) * a.head_dim);
-        for (int64_t d = 0; d < a.head_dim; d += 16) row_store(t.q + i * a.head_dim, false, d, a.head_dim, row_load(q, a.bf16, d, a.head_dim));
+        for (int64_t d = 0; d < a.head_dim; d += 16)
+            row_store(t.q + i * a.head_dim, false, d, a.head_dim, row_load(q, a.bf16, d, a.head_dim));
         int64_t low = a.first[row];
         if (a.window > 0) low = larger(low, a.count[row] - a.window);
         t.queries[i] = {low, a.count[row], -kInfinity};
@@ -336,7 +279,8 @@ inline void attend(const AttentionArgs& a, const Run& run, int64_t group, int64_
     const int64_t per_group = a.heads / a.groups, padded = ceil_div(a.head_dim, 16) * 16;
     const int64_t queries = (end - begin) * per_group, panel = kPanelKeys * padded;
     const int64_t width = ceil_div(a.head_dim, 16) * 16;
-    Scratch scratch(queries * (width + padded + 16 + sizeof(Query) / 4) + kTileRows * kKeyBlock + 4 * kBlockPanels * panel + padded);
+    const int64_t per_query = width + padded + 16 + int64_t(sizeof(Query) / 4);
+    Scratch scratch(queries * per_query + kTileRows * kKeyBlock + 4 * kBlockPanels * panel + padded);
     float* at = scratch.data;
     auto take = [&](int64_t floats) { return at += floats, at - floats; };
     Task t{a, run, group, begin, end, per_group, padded, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}};

@@ -25,6 +25,7 @@ namespace {
 #include "vec.h"
 #include "math.h"
 #include "linear.h"
+#include "panels.h"
 #include "attention.h"
 #include "rows.h"
 #include "vocabulary.h"

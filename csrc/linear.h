@@ -120,7 +120,8 @@ inline const float* widened(const LinearArgs& a, Scratch& scratch, int64_t ld) {
 #pragma omp parallel for num_threads(a.threads) if (large)
     for (int64_t r = 0; r < a.rows; ++r) {
         const void* x = row_at(a.x, r);
-        for (int64_t i = 0; i < a.in; i += 16) row_store(scratch.data + r * ld, false, i, ld, row_load(x, true, i, a.in));
+        for (int64_t i = 0; i < a.in; i += 16)
+            row_store(scratch.data + r * ld, false, i, ld, row_load(x, true, i, a.in));
     }
     return scratch.data;
 }

@@ -166,7 +166,8 @@ NB_MODULE(_native, m) {
                int64_t tail_width, int64_t page_size) {
                 new (self) Where({at<const int32_t>(sequence), at<const int32_t>(table), at<const int32_t>(prefix),
                                   at<const int32_t>(tail), at<const int32_t>(tail_len), at<const int32_t>(first),
-                                  at<const int64_t>(positions), at<const int64_t>(slots), rows, sequences, pages, tail_width, page_size});
+                                  at<const int64_t>(positions), at<const int64_t>(slots), rows, sequences, pages,
+                                  tail_width, page_size});
             })
         .def_ro("highest_slot", &Where::highest_slot)
         .def_ro("highest_position", &Where::highest_position);

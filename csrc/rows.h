@@ -30,8 +30,10 @@ void norm(const NormArgs& a) {
         if (a.residual) {
             const void* residual = row_at(*a.residual, r);
             void* sum = row_at(a.sum, bf16, r * a.width);
-            for (int64_t i = 0; i < a.width; i += 16)
-                row_store(sum, bf16, i, a.width, add(row_load(x, bf16, i, a.width), row_load(residual, bf16, i, a.width)));
+            for (int64_t i = 0; i < a.width; i += 16) {
+                const V value = row_load(x, bf16, i, a.width), other = row_load(residual, bf16, i, a.width);
+                row_store(sum, bf16, i, a.width, add(value, other));
+            }
             x = sum;
         }
         norm_row(x, bf16, a.weight, row_at(a.y, bf16, r * a.width), a.width, a.eps, a.round_last);
@@ -65,9 +67,12 @@ void gated(const GatedArgs& a) {
 void softcap(const Rows& x, void* y, int64_t rows, int64_t width, float cap, int threads) {
     const bool large = rows * width > kParallelValues;
 #pragma omp parallel for num_threads(threads) if (large)
-    for (int64_t r = 0; r < rows; ++r)
+    for (int64_t r = 0; r < rows; ++r) {
+        const void* from = row_at(x, r);
+        void* to = row_at(y, x.bf16, r * width);
         for (int64_t i = 0; i < width; i += 16)
-            row_store(row_at(y, x.bf16, r * width), x.bf16, i, width, capped(row_load(row_at(x, r), x.bf16, i, width), cap));
+            row_store(to, x.bf16, i, width, capped(row_load(from, x.bf16, i, width), cap));
+    }
 }
 
 // One head: pairs (i, i + half) turned by the angle of the position.
@@ -95,7 +100,8 @@ inline void rope_row(const RopeArgs& a, int64_t row, void* normed) {
             head = normed;
         }
         const int64_t at = query ? (row * a.heads + h) * a.head_dim : (slot * a.groups + h - a.heads) * a.head_dim;
-        rotate(head, bf16, row_at(query ? a.q : a.keys, query ? bf16 : a.kv_bf16, at), query ? bf16 : a.kv_bf16, cos, sin, half);
+        const bool to_bf16 = query ? bf16 : a.kv_bf16;
+        rotate(head, bf16, row_at(query ? a.q : a.keys, to_bf16, at), to_bf16, cos, sin, half);
     }
     const void* values = row_at(start, bf16, (a.heads + a.groups) * a.head_dim);
     const int64_t width = a.groups * a.head_dim;
