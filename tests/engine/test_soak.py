@@ -31,9 +31,7 @@ def _requests(rng: random.Random) -> list[Request]:
     return requests
 
 
-def test_thousand_requests_in_a_small_pool(
-    tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_thousand_requests_in_a_small_pool(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = random.Random(0)
     requests = _requests(rng)
     plain = run(engine_for(tiny, max_num_seqs=32, check_integrity=False), requests)

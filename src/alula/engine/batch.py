@@ -43,7 +43,9 @@ class _Rows:
     tail_len: IntArray
 
 
-def pack(plan: StepPlan, trees: Seq[DraftTree | None], txn: Transaction, page_size: int, device: torch.device) -> Packed:
+def pack(
+    plan: StepPlan, trees: Seq[DraftTree | None], txn: Transaction, page_size: int, device: torch.device
+) -> Packed:
     """Rows in plan order; each sequence's catch-up rows stand before its tree, node by node."""
     parts = [_rows(item, tree, txn) for item, tree in zip(plan.items, trees, strict=True)]
     widest = max(part.tails.shape[1] for part in parts)

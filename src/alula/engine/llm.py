@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard, cast
 
 import torch
 
@@ -23,8 +23,8 @@ Message: TypeAlias = Mapping[str, str]
 class LLM:
     """A model, its drafter and an engine.
 
-    model: a built-in name (`smollm2`), a Hugging Face folder or hub id, or a GGUF file. drafter: `auto`, `none`, `ngram`
-    or a path. threads: torch's thread count, None leaves it. kernels: `auto`, `native` or `torch`.
+    model: a built-in name (`smollm2`), a Hugging Face folder or hub id, or a GGUF file. drafter: `auto`, `none`,
+    `ngram` or a path. threads: torch's thread count, None leaves it. kernels: `auto`, `native` or `torch`.
     Raises AlulaError for anything that cannot be loaded or does not fit together.
     """
 
@@ -61,15 +61,17 @@ class LLM:
         """
         if _is_prompt(prompts):
             return [self._finish(self._add(prompts, _one(params)), prompts)]
-        return self._generate_all(list(prompts), params)
+        return self._generate_all(list(cast("Seq[Prompt]", prompts)), params)
 
     def chat(
         self, messages: Seq[Message] | Seq[Seq[Message]], params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once."""
         if messages and isinstance(messages[0], Mapping):
-            return self.generate(self.render(messages), params)
-        return self.generate([self.render(conversation) for conversation in messages], params)
+            return self.generate(self.render(cast("Seq[Message]", messages)), params)
+        return self.generate(
+            [self.render(conversation) for conversation in cast("Seq[Seq[Message]]", messages)], params
+        )
 
     def render(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the assistant's turn."""
