@@ -49,7 +49,7 @@ class Where {
     }
 
     void see(int64_t at) {
-        if (at < 0) throw std::invalid_argument("slot " + std::to_string(at) + " is negative: give slots of at least 0");
+        if (at < 0) throw std::invalid_argument("slot " + std::to_string(at) + " is negative: give slots from 0 up");
         if (at > highest_slot) highest_slot = at;
     }
 

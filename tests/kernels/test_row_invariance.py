@@ -60,6 +60,16 @@ def test_linear_of_model_sizes(kernels: Kernels, ins: int, outs: int) -> None:
         assert holds_alone(lambda x: kernels.linear(x, prepared), normal(rows, rows, ins, dtype=torch.bfloat16))
 
 
+def test_linear_at_any_address(kernels: Kernels) -> None:
+    """The place in memory is no input: MKL's fp32 product of 16 x 17 by 17 x 7 differs between addresses."""
+    weight, x = normal(0, 7, 17), normal(5, 16, 17)
+    expected = kernels.linear(x, kernels.prepare_linear(weight))
+    for offset in range(1, 16):
+        shifted = torch.empty(x.numel() + 16)[offset : offset + x.numel()].view(x.shape).copy_(x)
+        moved = torch.empty(weight.numel() + 16)[offset : offset + weight.numel()].view(weight.shape).copy_(weight)
+        assert same_bits(kernels.linear(shifted, kernels.prepare_linear(moved)), expected)
+
+
 @quick
 @given(seed=seeds, rows=row_counts, width=widths, dtype=dtypes, last=st.booleans())
 def test_norms(kernels: Kernels, seed: int, rows: int, width: int, dtype: torch.dtype, last: bool) -> None:

@@ -24,7 +24,7 @@ from alula.kernels.checks import (
     check_weight,
     check_where,
 )
-from alula.kernels.padded import PaddedLinear, RowProbe
+from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class NativeKernels:
         check_weight(weight_OI, bias_O)
         out = out_dtype or weight_OI.dtype
         if self.torch_linear and weight_OI.dtype == out == BF16:
-            return PaddedLinear(weight_OI.contiguous(), None if bias_O is None else bias_O.to(BF16), out)
+            return PaddedLinear(aligned(weight_OI), None if bias_O is None else bias_O.to(BF16), out)
         outs, ins = weight_OI.shape
         weight, bf16 = weight_OI.contiguous(), weight_OI.dtype == BF16
         panels = torch.empty(math.ceil(outs / _PANEL) * _PANEL * ins, dtype=weight.dtype)

@@ -21,7 +21,7 @@ from alula.kernels.checks import (
     check_rows,
     check_weight,
 )
-from alula.kernels.padded import PaddedLinear, RowProbe
+from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TorchKernels:
         # torch rounds a bf16 product to bf16; fp32 results need fp32 operands.
         dtype = torch.float32 if out == torch.float32 else weight_OI.dtype
         bias_O = None if bias_O is None else bias_O.to(dtype)
-        return PaddedLinear(weight_OI.to(dtype).contiguous(), bias_O, out)
+        return PaddedLinear(aligned(weight_OI.to(dtype)), bias_O, out)
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
         if not isinstance(linear, PaddedLinear):
