@@ -9,6 +9,7 @@ product of the same numbers at another address was seen to differ.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,8 @@ import torch.nn.functional as F
 
 TILE = 16
 _PADDINGS = (1, 2, 4, 8, TILE)
-_SHIFTS = (1, 3, 8)
+_PROBED_VALUES = 4096  # other paths round only some results differently, so a few would not tell
+_MOST_DRAWS = 64
 _ALIGNMENT = 64
 
 
@@ -92,23 +94,29 @@ def _tiled(x_TI: torch.Tensor, linear: PaddedLinear, tile: int) -> torch.Tensor:
     return torch.cat(parts) if parts else x_TI.new_empty(0, linear.out_features)
 
 
-def _sample(linear: PaddedLinear, rows: int) -> torch.Tensor:
+def _samples(linear: PaddedLinear, rows: int) -> Iterator[torch.Tensor]:
+    """Random rows, in as many draws as it takes to compare enough results."""
     weight = linear.weight_OI
     random = torch.Generator().manual_seed(rows)
-    return torch.randn(rows, linear.in_features, generator=random).to(weight.device, weight.dtype)
+    draws = min(-(-_PROBED_VALUES // max(rows * linear.out_features, 1)), _MOST_DRAWS)
+    for _ in range(draws):
+        yield torch.randn(rows, linear.in_features, generator=random).to(weight.device, weight.dtype)
 
 
 def _find_tile(linear: PaddedLinear) -> int:
     """TILE if a row's place in a tile does not matter, else 1: single rows are one fixed shape by themselves."""
-    x_TI = _sample(linear, TILE)
-    y_TO = _product(x_TI, linear, TILE)
-    same = all(torch.equal(_product(x_TI.roll(s, 0), linear, TILE), y_TO.roll(s, 0)) for s in _SHIFTS)
-    return TILE if same else 1
+    for x_TI in _samples(linear, TILE):
+        y_TO = _product(x_TI, linear, TILE)
+        for shift in range(1, TILE):
+            if not torch.equal(_product(x_TI.roll(shift, 0), linear, TILE), y_TO.roll(shift, 0)):
+                return 1
+    return TILE
 
 
 def _find_padding(linear: PaddedLinear, rows: int, tile: int) -> int:
     """The least padded row count whose results equal the tiles' bit for bit, or 0."""
-    x_TI = _sample(linear, rows)
-    expected = _tiled(x_TI, linear, tile)
-    candidates = sorted({-(-rows // multiple) * multiple for multiple in _PADDINGS})
-    return next((n for n in candidates if n and torch.equal(_product(x_TI, linear, n), expected)), 0)
+    candidates = [n for n in sorted({-(-rows // multiple) * multiple for multiple in _PADDINGS}) if n]
+    for x_TI in _samples(linear, rows):
+        expected = _tiled(x_TI, linear, tile)
+        candidates = [n for n in candidates if torch.equal(_product(x_TI, linear, n), expected)]
+    return min(candidates, default=0)
