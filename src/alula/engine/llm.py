@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from typing import TypeAlias, TypeGuard, cast
 
 import torch
@@ -16,7 +18,7 @@ from alula.engine.request import Request, RequestOutput
 from alula.model.load import load_model
 from alula.sequence import SamplingParams, TokenEvent
 
-Prompt: TypeAlias = str | Seq[int]
+Prompt: TypeAlias = str | bytes | Seq[int]
 Message: TypeAlias = Mapping[str, str]
 
 
@@ -50,6 +52,7 @@ class LLM:
             config,
         )
         self.tokenizer = loaded.tokenizer
+        self._streams: dict[int, deque[TokenEvent]] = {}
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
@@ -57,71 +60,107 @@ class LLM:
         """Complete prompts (texts or token ids), batched continuously; outputs in the order of the prompts.
 
         Raises AlulaError when a single prompt is refused. In a list of prompts only the refused ones fail: their
-        outputs carry `error`.
+        outputs carry `error`. Whatever else is raised meanwhile aborts all of them.
         """
         if _is_prompt(prompts):
-            return [self._finish(self._add(prompts, _one(params)), prompts)]
+            with self._adopted() as adopted:
+                adopted.append(self._add(prompts, _one(params)))
+                return [self._finish(adopted[0], prompts)]
         return self._generate_all(list(cast("Seq[Prompt]", prompts)), params)
 
     def chat(
         self, messages: Seq[Message] | Seq[Seq[Message]], params: SamplingParams | None = None
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several at once."""
-        if messages and isinstance(messages[0], Mapping):
+        """Answer one conversation, or several at once; a refused one raises or carries `error`, as in `generate`."""
+        if not messages or isinstance(messages[0], Mapping):
             return self.generate(self.render(cast("Seq[Message]", messages)), params)
-        return self.generate(
-            [self.render(conversation) for conversation in cast("Seq[Seq[Message]]", messages)], params
-        )
+        prompts = [self._try_render(conversation) for conversation in cast("Seq[Seq[Message]]", messages)]
+        return self._generate_all(prompts, params)
 
     def render(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the assistant's turn."""
         return self.tokenizer.apply_chat_template(messages)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Committed tokens and safe text, step by step. Closing the iterator aborts the request."""
-        request_id = self._add(prompt, _one(params))
+        """Committed tokens and safe text of this request, step by step. Closing the iterator aborts the request."""
+        wanted = _one(params)
+        events: deque[TokenEvent] = deque()
+        with self._adopted() as adopted:
+            adopted.append(self._add(prompt, wanted))
+            samples = range(adopted[0], adopted[0] + wanted.n)
+            self._streams |= dict.fromkeys(samples, events)
+            try:
+                while events or not self.engine.output(adopted[0]).finished:
+                    if not events:
+                        self._step()
+                    while events:
+                        yield events.popleft()
+                self.engine.pop(adopted[0])
+            finally:
+                for sample in samples:
+                    del self._streams[sample]
+
+    @contextmanager
+    def _adopted(self) -> Iterator[list[int]]:
+        """A list for ids of requests; those the engine still has do not outlive the block by an exception."""
+        adopted: list[int] = []
         try:
-            while not self.engine.output(request_id).finished:
-                yield from self.engine.step()
-        finally:
-            self._take(request_id)
+            yield adopted
+        except BaseException:
+            for request_id in adopted:
+                if self.engine.knows(request_id):
+                    self.engine.abort(request_id)
+            raise
+
+    def _step(self) -> None:
+        """Advance everybody; open streams, whoever steps, get their own events."""
+        for event in self.engine.step():
+            if event.sequence_id in self._streams:
+                self._streams[event.sequence_id].append(event)
 
     def _generate_all(
-        self, prompts: list[Prompt], params: SamplingParams | Seq[SamplingParams] | None
+        self, prompts: Seq[Prompt | AlulaError], params: SamplingParams | Seq[SamplingParams] | None
     ) -> list[RequestOutput]:
         each = _per_prompt(params, len(prompts))
-        added = [self._try_add(prompt, wanted) for prompt, wanted in zip(prompts, each, strict=True)]
-        return [
-            entry if isinstance(entry, RequestOutput) else self._finish(entry, prompt)
-            for entry, prompt in zip(added, prompts, strict=True)
-        ]
+        with self._adopted() as adopted:
+            added = [self._try_add(prompt, wanted, adopted) for prompt, wanted in zip(prompts, each, strict=True)]
+            return [
+                entry if isinstance(entry, RequestOutput) else self._finish(entry, prompt)
+                for entry, prompt in zip(added, prompts, strict=True)
+            ]
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> int:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, (str, bytes)) else prompt
         return self.engine.add(Request(tuple(ids), params))
 
-    def _try_add(self, prompt: Prompt, params: SamplingParams) -> int | RequestOutput:
+    def _try_add(self, prompt: Prompt | AlulaError, params: SamplingParams, adopted: list[int]) -> int | RequestOutput:
+        """The request's id, which is noted in `adopted`, or why it was refused."""
         try:
-            return self._add(prompt, params)
+            if isinstance(prompt, AlulaError):
+                raise prompt
+            adopted.append(self._add(prompt, params))
         except AlulaError as error:
-            ids = [] if isinstance(prompt, str) else list(prompt)
+            ids = [] if isinstance(prompt, (str, bytes, AlulaError)) else list(prompt)
             return RequestOutput(-1, ids, prompt if isinstance(prompt, str) else None, error=str(error))
+        return adopted[-1]
 
-    def _finish(self, request_id: int, prompt: Prompt) -> RequestOutput:
+    def _try_render(self, conversation: Seq[Message]) -> list[int] | AlulaError:
+        try:
+            return self.render(conversation)
+        except AlulaError as error:
+            return error
+
+    def _finish(self, request_id: int, prompt: Prompt | AlulaError) -> RequestOutput:
         """Step until the request ends (others advance too), and take its output."""
         while not self.engine.output(request_id).finished:
-            self.engine.step()
+            self._step()
         output = self.engine.pop(request_id)
         output.prompt = prompt if isinstance(prompt, str) else None
         return output
 
-    def _take(self, request_id: int) -> RequestOutput:
-        finished = self.engine.output(request_id).finished
-        return self.engine.pop(request_id) if finished else self.engine.abort(request_id)
-
 
 def _is_prompt(prompts: Prompt | Seq[Prompt]) -> TypeGuard[Prompt]:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return isinstance(prompts, (str, bytes)) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
 def _one(params: SamplingParams | Seq[SamplingParams] | None) -> SamplingParams:

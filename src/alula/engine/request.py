@@ -76,8 +76,8 @@ def check_request(request: Request, *, vocab_size: int, max_len: int, max_slots:
         )
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         for token in getattr(params, name) or ():
-            if not 0 <= token < vocab_size:
-                raise AlulaError(f"{name} names token id {token}: give ids from 0 to {vocab_size - 1}")
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise AlulaError(f"{name} names token id {token!r}: give ids from 0 to {vocab_size - 1}")
 
 
 def resolve_seed(seed: int | None) -> int:
