@@ -78,6 +78,10 @@ class Engine:
                 self._drop(request_id + sample.index)
         return self.pop(request_id)
 
+    def knows(self, request_id: int) -> bool:
+        """Whether the request was added and its output not taken yet."""
+        return request_id in self._requests
+
     def output(self, request_id: int) -> RequestOutput:
         """What a request has produced so far."""
         return self._known(request_id)
@@ -91,7 +95,10 @@ class Engine:
         return output
 
     def step(self) -> list[TokenEvent]:
-        """Advance every sequence of one plan; returns what was committed. Nothing changes if it raises."""
+        """Advance every sequence of one plan; returns what was committed.
+
+        If drafting, the forward or verification raises, no sequence changes, and the next step tries again.
+        """
         with self.times.step():
             plan = self.scheduler.plan()
             events = self._run(plan) if plan.items else []
@@ -141,10 +148,14 @@ class Engine:
     def _record_prompt(self, sequence: Sequence, start: int, logits: torch.Tensor) -> None:
         known = self._requests[self._outputs[sequence.id][0]].prompt_logprobs
         wanted = sequence.params.prompt_logprobs
-        if known is None or wanted is None or len(known) != start + 1:
-            return  # already reported: another sample, or a recompute after preemption
-        targets = sequence.tokens[start + 1 : min(start + 1 + len(logits), sequence.prompt_len)]
-        known.extend(prompt_logprobs(logits[: len(targets)], targets, wanted))
+        if known is None or wanted is None:
+            return
+        # Another sample, or this one before a preemption, may have reported some of these rows.
+        first = len(known)
+        targets = sequence.tokens[first : min(start + 1 + len(logits), sequence.prompt_len)]
+        if targets:
+            rows = logits[first - start - 1 :]
+            known.extend(prompt_logprobs(rows[: len(targets)], targets, wanted))
 
     def _deliver(self, event: TokenEvent) -> None:
         request_id, output = self._outputs[event.sequence_id]
