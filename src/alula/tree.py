@@ -74,29 +74,27 @@ class DraftTree:
     @cached_property
     def depths_N(self) -> IntArray:
         """Depth of each node, 0 for the root."""
-        depths = np.zeros(len(self), np.int64)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents_N[node]] + 1
-        return depths
+        depths = [0]
+        for parent in self.parents_N[1:].tolist():  # plain lists: a tree is too small for arrays to pay
+            depths.append(depths[parent] + 1)
+        return np.array(depths, np.int64)
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """Per node, its children in trial order."""
         found: list[list[int]] = [[] for _ in range(len(self))]
-        for node in range(1, len(self)):
-            found[self.parents_N[node]].append(node)
+        for node, parent in enumerate(self.parents_N[1:].tolist(), start=1):
+            found[parent].append(node)
         return tuple(tuple(nodes) for nodes in found)
 
     @cached_property
     def tails_NE(self) -> IntArray:
         """Nodes from the root to each node itself, padded with -1 to the deepest path."""
-        depths = self.depths_N
-        tails = np.full((len(self), int(depths.max()) + 1), -1, np.int64)
-        for node in range(len(self)):
-            if node:
-                tails[node] = tails[self.parents_N[node]]
-            tails[node, depths[node]] = node
-        return tails
+        tails = [[0]]
+        for node, parent in enumerate(self.parents_N[1:].tolist(), start=1):
+            tails.append([*tails[parent], node])
+        deepest = max(map(len, tails))
+        return np.array([tail + [-1] * (deepest - len(tail)) for tail in tails], np.int64)
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`."""

@@ -54,7 +54,10 @@ def pack(
     def joined(name: str, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([getattr(part, name) for part in parts])).to(device, dtype)
 
-    tails = np.concatenate([np.pad(p.tails, ((0, 0), (0, widest - p.tails.shape[1]))) for p in parts])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    tails = np.zeros((starts[-1], widest), np.int32)
+    for start, part in zip(starts, parts, strict=False):
+        tails[start : start + len(part.tails), : part.tails.shape[1]] = part.tails
     where = AttentionInput(
         positions_T=joined("positions", torch.int64),
         slots_T=joined("slots", torch.int64),
@@ -66,7 +69,6 @@ def pack(
         first_T=torch.zeros(sum(counts), dtype=torch.int32, device=device),
         page_size=page_size,
     )
-    starts = np.concatenate([[0], np.cumsum(counts)])
     spans = tuple(
         Span(int(start), len(item.chunk), 0 if tree is None else len(tree))
         for start, item, tree in zip(starts, plan.items, trees, strict=False)
