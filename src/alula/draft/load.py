@@ -64,7 +64,7 @@ def find_shipped(target: LoadedModel, folder: Path) -> Path | None:
         trained = provenance.get("target", {})
         sizes = (trained.get("vocab_size"), trained.get("hidden_size"))
         fits = sizes == (target.config.vocab_size, target.config.hidden_size)
-        if fits and trained.get("weights") == target.identity.weights:
+        if fits and trained.get("weights") == target.weights_hash:
             return head
     return None
 
@@ -124,15 +124,15 @@ def _check_provenance(
             f"{folder} has no provenance.json that names its target: pass --allow-unverified-head if you know that the"
             f" head was trained for {target.name!r}"
         )
-    ours = target.identity
-    if trained["weights"] != ours.weights:
+    weights, dtype = target.weights_hash, str(target.dtype).removeprefix("torch.")
+    if trained["weights"] != weights:
         raise AlulaError(
             f"the head in {folder} was trained for {trained.get('name', 'another model')!r} with weights "
-            f"{str(trained['weights'])[:12]}, but the target's weights are {ours.weights[:12]}: give its own target"
+            f"{str(trained['weights'])[:12]}, but the target's weights are {weights[:12]}: give its own target"
         )
-    if trained.get("dtype", ours.dtype) != ours.dtype:
+    if trained.get("dtype", dtype) != dtype:
         warnings.warn(
-            f"the head in {folder} was trained on features in {trained['dtype']}, and the target runs in {ours.dtype}: "
+            f"the head in {folder} was trained on features in {trained['dtype']}, and the target runs in {dtype}: "
             "fewer drafts may be accepted",
             stacklevel=3,
         )
