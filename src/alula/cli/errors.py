@@ -59,7 +59,7 @@ def _warn(
 def _sentence(error: OSError) -> str:
     where = f" at {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space is left on the disk{where}: free some, or put XDG_CACHE_HOME on another disk"
+        return f"no space is left on the disk{where}: free some, or set ALULA_CACHE to a folder on another disk"
     if error.errno == errno.ENOENT:
         return f"the file {error.filename} does not exist: check the path"
     return f"the system refused ({error.strerror or error}){where}: check path and permissions"
