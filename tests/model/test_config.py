@@ -35,6 +35,13 @@ def test_old_and_new_rope_spellings_agree() -> None:
     assert config_from_hf(old).rope == config_from_hf(new).rope == Rope(5e5, "llama3", 8.0, 1.0, 4.0, 512)
 
 
+def test_a_mistral_without_the_key_has_its_window() -> None:
+    """transformers fills in 4096; only null switches the window off."""
+    values = {**BASE, "model_type": "mistral"}
+    assert config_from_hf(values).windows == (4096,) * 3
+    assert config_from_hf({**values, "sliding_window": None}).windows == ()
+
+
 def test_gemma3_keys_of_the_hub() -> None:
     """As published for the 1B model: old spellings, no layer_types."""
     values = {**BASE, "model_type": "gemma3_text", "num_hidden_layers": 7, "head_dim": 32, "sliding_window": 512}

@@ -177,7 +177,7 @@ def _activation(values: Mapping[str, Any], key: str) -> str:
 
 def _windows(values: Mapping[str, Any], family: str) -> tuple[int, ...]:
     """Window per layer, 0 for full attention; () where no layer has one."""
-    layers, window = _whole(values, "num_hidden_layers"), values.get("sliding_window")
+    layers, window = _whole(values, "num_hidden_layers"), _window(values, family)
     if family in ("qwen2", "qwen3") and not values.get("use_sliding_window"):
         window = None
     types = values.get("layer_types")
@@ -195,13 +195,18 @@ def _windows(values: Mapping[str, Any], family: str) -> tuple[int, ...]:
     return tuple(int(window) if kind == "sliding_attention" else 0 for kind in types)
 
 
+def _window(values: Mapping[str, Any], family: str) -> Any:
+    """Mistral's is 4096 where the key is absent; null switches it off."""
+    return values.get("sliding_window", 4096 if family == "mistral" else None)
+
+
 def _default_types(values: Mapping[str, Any], family: str, layers: int) -> list[str]:
     if family == "gemma3_text":
         period = _or(values, "sliding_window_pattern", _or(values, "_sliding_window_pattern", 6))
         first, sliding = 0, [bool((layer + 1) % period) for layer in range(layers)]
     else:
         qwen = family in ("qwen2", "qwen3")
-        active = bool(values.get("sliding_window")) and (family == "mistral" or bool(values.get("use_sliding_window")))
+        active = bool(_window(values, family)) and (family == "mistral" or bool(values.get("use_sliding_window")))
         first = _or(values, "max_window_layers", 28) if qwen else 0
         sliding = [active] * layers
     return ["sliding_attention" if on and layer >= first else "full_attention" for layer, on in enumerate(sliding)]
