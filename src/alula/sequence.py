@@ -23,7 +23,7 @@ GREEDY_BELOW = 1e-5
 class SamplingParams:
     """How tokens are chosen and when a request ends. Names and meanings follow vLLM.
 
-    Raises ValueError, naming the field and the mend, for a value outside its range.
+    None stands for an empty collection. Raises ValueError, naming the field and the mend, for a value outside its range.
     """
 
     temperature: float = 0.0
@@ -69,6 +69,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("stop", "bad_words", "stop_token_ids", "logits_processors", "logit_bias"):
+            if getattr(self, name) is None:  # as in vLLM, None is none
+                object.__setattr__(self, name, {} if name == "logit_bias" else ())
         _check_ranges(self)
 
     @property

@@ -107,3 +107,9 @@ def test_prompt_logprobs_survive_a_preemption_at_other_chunk_borders(llm: LLM) -
         reports.append(llm.engine.pop(request_id).prompt_logprobs)
     assert reports[0] == reports[1]
     assert len(reports[0] or ()) == len(request.prompt_token_ids)
+
+
+def test_none_is_an_empty_collection() -> None:
+    given = SamplingParams(stop=None, bad_words=None, stop_token_ids=None, logits_processors=None, logit_bias=None)  # type: ignore[arg-type]
+    assert given == SamplingParams()
+    assert not given.shapes_logits
