@@ -23,7 +23,7 @@ GREEDY_BELOW = 1e-5
 class SamplingParams:
     """How tokens are chosen and when a request ends. Names and meanings follow vLLM.
 
-    None stands for an empty collection. Raises ValueError, naming the field and the mend, for a value outside its range.
+    None stands for an empty collection. Raises ValueError, naming field and mend, for a value outside its range.
     """
 
     temperature: float = 0.0
