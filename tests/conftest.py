@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Before torch loads OpenMP: threads that wait for each other in a spin starve when several processes share the cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 ROOT = Path(__file__).parents[1]
 
 

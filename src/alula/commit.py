@@ -39,7 +39,7 @@ def commit(
     events = []
     for item, verdict, feature in zip(plan.items, verdicts, features, strict=True):
         if verdict is None:
-            _commit_rows(item, None, feature, txn)
+            _commit_rows(item, item.sequence.tokens, None, feature, txn)
         elif verdict.error is not None:
             events.append(_fail(item.sequence, verdict.error))
         else:
@@ -53,21 +53,25 @@ def _commit_verdict(
     sequence = item.sequence
     cut = _cut(sequence, verdict.tokens, max_len)
     tokens = verdict.tokens[: cut.kept]
-    sequence.tokens.extend(tokens)
     # The last kept token is the next root, so its own KV is not committed yet.
-    _commit_rows(item, verdict.path[: cut.kept - 1], feature, txn)
+    _commit_rows(item, [*sequence.tokens, *tokens], verdict.path[: cut.kept - 1], feature, txn)
+    sequence.tokens.extend(tokens)
     sequence.finish_reason = cut.reason
     logprobs = None if verdict.logprobs is None else verdict.logprobs[: cut.kept]
     return TokenEvent(sequence.id, tokens, cut.text, logprobs, cut.reason, cut.stop_reason)
 
 
-def _commit_rows(item: PlanItem, path: Seq[int] | None, feature: torch.Tensor | None, txn: Transaction) -> None:
+def _commit_rows(
+    item: PlanItem, tokens: list[int], path: Seq[int] | None, feature: torch.Tensor | None, txn: Transaction
+) -> None:
+    """Stage the KV first: the sequence changes only once the transaction has taken its rows."""
     sequence, chunk = item.sequence, len(item.chunk)
     if feature is not None:
         rows = list(range(chunk)) if path is None else [*range(chunk + 1), *(chunk + node for node in path)]
         feature = feature[rows]
+    txn.commit(sequence.id, tokens, chunk, path, feature)
+    if feature is not None:
         sequence.features.append(feature)
-    txn.commit(sequence.id, sequence.tokens, chunk, path, feature)
     # Pair (f_j, t_{j+1}) lies in slot j + 1, so the pairs before draft_length - 1 are done.
     sequence.features.drop_before(txn.draft_length(sequence.id) - 1)
 

@@ -72,6 +72,8 @@ class SamplingParams:
         for name in ("stop", "bad_words", "stop_token_ids", "logits_processors", "logit_bias"):
             if getattr(self, name) is None:  # as in vLLM, None is none
                 object.__setattr__(self, name, {} if name == "logit_bias" else ())
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         _check_ranges(self)
 
     @property

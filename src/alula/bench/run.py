@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from alula.config import AlulaError
+from alula.draft.neural import NeuralDrafter
 from alula.engine.engine import Engine
 from alula.engine.request import CompletionOutput, Request, RequestOutput
 from alula.sequence import SamplingParams
@@ -88,7 +89,14 @@ def _since(engine: Engine, before: Mapping[str, float]) -> dict[str, float]:
 
 
 def drafter_ms_per_level(engine: Engine, draft_ms: float, steps: int) -> float:
-    """Drafting time of one level of the tree; 0 without a drafter."""
+    """Milliseconds to grow one level of the trees; 0 without a drafter.
+
+    A neural drafter clocks its levels, apart from reading what was committed, since it was loaded. Prompt lookup has no
+    levels of its own: its time is spread over the levels asked for.
+    """
+    if isinstance(engine.drafter, NeuralDrafter):
+        times = engine.drafter.times
+        return round(1e3 * times.level_s / times.levels, 4) if times.levels else 0.0
     levels = steps * engine.config.shape.depth
     return round(draft_ms / levels, 4) if levels and engine.drafter.name != "none" else 0.0
 

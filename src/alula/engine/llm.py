@@ -55,7 +55,9 @@ class LLM:
         self._streams: dict[int, deque[TokenEvent]] = {}
 
     def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (texts or token ids), batched continuously; outputs in the order of the prompts.
 
@@ -64,26 +66,26 @@ class LLM:
         """
         if _is_prompt(prompts):
             with self._adopted() as adopted:
-                adopted.append(self._add(prompts, _one(params)))
+                adopted.append(self._add(prompts, _one(sampling_params)))
                 return [self._finish(adopted[0], prompts)]
-        return self._generate_all(list(cast("Seq[Prompt]", prompts)), params)
+        return self._generate_all(list(cast("Seq[Prompt]", prompts)), sampling_params)
 
     def chat(
-        self, messages: Seq[Message] | Seq[Seq[Message]], params: SamplingParams | None = None
+        self, messages: Seq[Message] | Seq[Seq[Message]], sampling_params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once; a refused one raises or carries `error`, as in `generate`."""
         if not messages or isinstance(messages[0], Mapping):
-            return self.generate(self.render(cast("Seq[Message]", messages)), params)
+            return self.generate(self.render(cast("Seq[Message]", messages)), sampling_params)
         prompts = [self._try_render(conversation) for conversation in cast("Seq[Seq[Message]]", messages)]
-        return self._generate_all(prompts, params)
+        return self._generate_all(prompts, sampling_params)
 
     def render(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the assistant's turn."""
         return self.tokenizer.apply_chat_template(messages)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Committed tokens and safe text of this request, step by step. Closing the iterator aborts the request."""
-        wanted = _one(params)
+        wanted = _one(sampling_params)
         events: deque[TokenEvent] = deque()
         with self._adopted() as adopted:
             adopted.append(self._add(prompt, wanted))
@@ -173,5 +175,7 @@ def _per_prompt(params: SamplingParams | Seq[SamplingParams] | None, count: int)
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
-        raise AlulaError(f"params has {len(params)} entries for {count} prompts: give one for all, or one each")
+        raise AlulaError(
+            f"sampling_params has {len(params)} entries for {count} prompts: give one for all, or one each"
+        )
     return list(params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 from alula.config import AlulaError
@@ -50,6 +51,10 @@ def _native(name: str, level: str | None, linear: LinearPath) -> Kernels:
             raise AlulaError(f"kernels 'native' were not built ({error}): reinstall alula, or give 'torch'") from error
         from alula.kernels.torch_reference import TorchKernels
 
+        warnings.warn(
+            f"the native kernels were not built ({error}), and torch's are many times slower: reinstall alula",
+            stacklevel=3,
+        )
         return TorchKernels()
     try:
         return NativeKernels(level, linear)
