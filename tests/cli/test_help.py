@@ -61,7 +61,7 @@ def test_train_shows_the_fields_of_its_config(capsys: pytest.CaptureFixture[str]
         main(["train", "--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    assert "--output PATH" in shown and "--recipe.learning-rate" in shown
+    assert "--output PATH" in shown and "--recipe.matrix-rate" in shown
 
 
 def test_train_tells_its_mistakes_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
