@@ -14,6 +14,7 @@ import torch
 from alula.config import AlulaError
 from alula.draft.head_config import default_taps
 from alula.draft.load import target_provenance
+from alula.engine.config import EngineConfig
 from alula.engine.llm import LLM
 from alula.model.load import LoadedModel, load_model
 from alula.sequence import SamplingParams
@@ -85,12 +86,15 @@ def run(config: TrainConfig) -> None:
 
 def _write_data(config: TrainConfig) -> Path:
     path = config.output / "data.jsonl"
-    llm = LLM(config.model, drafter="none", dtype=config.dtype)
+    synth = SynthConfig(config.answer_tokens, seed=config.seed)
+    # Wide batches: nothing waits for these texts, and a row of many shares each load of the weights.
+    engine = EngineConfig(max_num_seqs=synth.batch, max_num_batched_tokens=4 * synth.batch, kv_cache_mib=1536)
+    llm = LLM(config.model, drafter="none", dtype=config.dtype, config=engine)
 
     def generate(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in llm.generate(list(prompts), list(params))]
 
-    write_conversations(path, llm.tokenizer, generate, SynthConfig(config.answer_tokens, seed=config.seed))
+    write_conversations(path, llm.tokenizer, generate, synth)
     return path
 
 
