@@ -60,7 +60,7 @@ def _prompt(line: bytes, where: str) -> str:
         entry = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise AlulaError(f"{where} is not valid UTF-8 (byte {error.start}): re-encode the file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AlulaError(f"{where} is not valid JSON ({error}): give one object per line") from None
     text = _text_of(entry)
     if not isinstance(text, str) or not text:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import shutil
 import tempfile
@@ -200,6 +199,8 @@ def _check_tensors(config: HeadConfig, weights: Mapping[str, torch.Tensor]) -> N
                 f"the head's {name} has shape {tuple(tensor.shape)}, but its config.json asks for {allowed[name]}:"
                 " give the config of these weights"
             )
+        if name not in ("d2t", "t2d") and not tensor.is_floating_point():
+            raise AlulaError(f"the head's {name} is stored as {tensor.dtype}: give unquantised floats")
 
 
 def _taps_of(config: HeadConfig) -> int:
@@ -289,8 +290,10 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if path.suffix == ".bin":
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        except Exception as error:  # noqa: BLE001 - torch raises a dozen kinds for damaged files
             raise AlulaError(f"cannot read {path} ({type(error).__name__}): download it again") from None
+        if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+            raise AlulaError(f"{path} holds no dictionary of tensors: give a head's state dict")
         return cast("dict[str, torch.Tensor]", loaded)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -304,7 +307,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise AlulaError(f"cannot read {path} ({error}): give a complete head folder") from None
     if not isinstance(values, dict):
         raise AlulaError(f"{path} holds no JSON object: give a complete head folder")

@@ -6,6 +6,7 @@ speculators (its own keys around `transformer_layer_config`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -129,7 +130,7 @@ def read_head_config(raw: Mapping[str, Any], kind: HeadKind) -> HeadConfig:
         num_attention_heads=heads,
         num_key_value_heads=_whole(flat, "num_key_value_heads", heads),
         head_dim=_whole(flat, "head_dim", hidden // heads),
-        rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_positive(flat, "rms_norm_eps", 1e-6),
         vocab_size=vocab,
         draft_vocab_size=_whole(flat, "draft_vocab_size", vocab) if kind == "eagle3" else vocab,
         target_hidden_size=_whole(flat, "target_hidden_size", hidden),
@@ -147,8 +148,8 @@ def read_head_config(raw: Mapping[str, Any], kind: HeadKind) -> HeadConfig:
 def _flatten(raw: Mapping[str, Any]) -> dict[str, Any]:
     """One level of keys: the nested layer config and eagle_config are lifted; outer keys win."""
     flat = dict(raw)
-    inner = flat.pop("transformer_layer_config", None) or {}
-    eagle = flat.pop("eagle_config", None) or {}
+    inner, eagle = _object(flat, "transformer_layer_config"), _object(flat, "eagle_config")
+    flat = {key: value for key, value in flat.items() if key not in ("transformer_layer_config", "eagle_config")}
     unknown = sorted(set(eagle) - _EAGLE_CONFIG_KEYS)
     if unknown:
         raise AlulaError(f"eagle_config has the unknown key {unknown[0]!r}: remove it, or update alula")
@@ -167,6 +168,21 @@ def _whole(flat: Mapping[str, Any], key: str, default: int | None = None) -> int
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise AlulaError(f"{key} is {value!r} in the head's config.json: give a whole number of at least 1")
+    return value
+
+
+def _positive(flat: Mapping[str, Any], key: str, default: float) -> float:
+    value = flat.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise AlulaError(f"{key} is {value!r} in the head's config.json: give a number above 0")
+    return float(value)
+
+
+def _object(flat: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = flat.get(key) or {}
+    if not isinstance(value, dict):
+        raise AlulaError(f"{key} is {value!r} in the head's config.json: give an object")
     return value
 
 
@@ -201,13 +217,14 @@ _ROPE_FIELDS: Mapping[str, str] = {
 
 def _rope(flat: Mapping[str, Any]) -> Rope:
     """Base and scaling, from either spelling (rope_theta and rope_scaling, or rope_parameters)."""
-    values = {**(flat.get("rope_parameters") or {}), **(flat.get("rope_scaling") or {})}
-    theta = flat.get("rope_theta") or values.pop("rope_theta", None) or DEFAULT_ROPE_THETA
+    values = {**_object(flat, "rope_parameters"), **_object(flat, "rope_scaling")}
+    stated = flat if flat.get("rope_theta") else values
+    theta = _positive(stated, "rope_theta", DEFAULT_ROPE_THETA)
     kind = values.pop("rope_type", None) or values.pop("type", None) or "default"
     values = {key: value for key, value in values.items() if value is not None and key not in ("type", "rope_theta")}
     unknown = sorted(set(values) - set(_ROPE_FIELDS))
     if unknown:
         raise AlulaError(f"rope_scaling has the unknown key {unknown[0]!r} in the head's config.json: remove it")
     if kind == "default":
-        return Rope(float(theta))
-    return Rope(float(theta), kind, **{_ROPE_FIELDS[key]: value for key, value in values.items()})
+        return Rope(theta)
+    return Rope(theta, kind, **{_ROPE_FIELDS[key]: value for key, value in values.items()})

@@ -63,7 +63,7 @@ class StaticTree:
         """A JSON list of rank paths."""
         try:
             raw = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise AlulaError(f"cannot read the static tree {path} ({error}): give a JSON list of rank paths") from None
         whole = isinstance(raw, list) and all(
             isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks) for ranks in raw

@@ -81,11 +81,11 @@ def _convert(source: GgufFile, folder: Path, dtype: torch.dtype, progress: bool 
     rope_freqs = source.read(ROPE_FREQS, torch.float32) if ROPE_FREQS in names else None
     rows = source.shape("token_embd.weight")[0] if "token_embd.weight" in names else 0
     config = hf_config(source.metadata, names, rows, rope_freqs)
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    save_tokenizer(source.path, source.metadata, folder)
     weights = {hf_name(name, architecture): name for name in names if name != ROPE_FREQS}
     total = sum(_bytes(source.shape(name), dtype) for name in weights.values())
     check_space(folder, total, f"dequantising {source.path.name}")
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    save_tokenizer(source.path, source.metadata, folder)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     with progress_bar(f"Dequantising {source.path.name}", total, progress) as bar:
         tensors = (

@@ -7,6 +7,7 @@ a silent default here is a wrong model.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +45,20 @@ _REFUSED = {
     "use_bidirectional_attention": "alula decodes causally",
     "text_config": "multimodal checkpoints are not read; give a text-only one",
 }
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "rope_parameters": (dict, "an object"),
+    "rope_scaling": (dict, "an object"),
+    "layer_types": (list, "a list"),
+    **dict.fromkeys(
+        ("sliding_window", "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "bos_token_id"),
+        (int, "a whole number"),
+    ),
+    **dict.fromkeys(
+        ("rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "partial_rotary_factor"),
+        ((int, float), "a number"),
+    ),
+}
+"""What is computed with before ModelConfig and Rope check their values."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -68,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise AlulaError(f"{path} is missing: give a folder with a complete Hugging Face checkpoint") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise AlulaError(f"{path} is not valid JSON ({error}): download it again") from None
     if not isinstance(values, dict):
         raise AlulaError(f"{path} holds no JSON object: download it again")
@@ -106,7 +121,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
         norm_offset=gemma,
         sandwich_norms=gemma,
         embedding_scale=float(hidden) ** 0.5 if gemma else 1.0,
-        attention_scale=float(_or(values, "query_pre_attn_scalar", 256)) ** -0.5 if gemma else 0.0,
+        attention_scale=_attention_scale(values) if gemma else 0.0,
         attention_softcap=_or(values, "attn_logit_softcapping", 0.0),
         final_softcap=_or(values, "final_logit_softcapping", 0.0),
         tied_head=_or(values, "tie_word_embeddings", gemma),
@@ -148,6 +163,9 @@ def _check_keys(values: Mapping[str, Any]) -> None:
     family = values.get("model_type")
     if family not in FAMILIES:
         raise AlulaError(f"model_type is {family!r}: alula runs {', '.join(FAMILIES)}")
+    for key, (kind, mend) in _KINDS.items():
+        if values.get(key) is not None and not isinstance(values[key], kind):
+            raise AlulaError(f"{key} is {values[key]!r} in config.json: give {mend}")
     for key, value in values.items():
         if key not in _NEUTRAL and key not in _READ and value not in (None, False, {}, [], ""):
             raise AlulaError(
@@ -175,6 +193,13 @@ def _activation(values: Mapping[str, Any], key: str) -> str:
     return _ACTIVATIONS[name]
 
 
+def _attention_scale(values: Mapping[str, Any]) -> float:
+    scalar = float(_or(values, "query_pre_attn_scalar", 256))
+    if not 0 < scalar < math.inf:
+        raise AlulaError(f"query_pre_attn_scalar is {scalar} in config.json: give a number above 0")
+    return 1.0 / math.sqrt(scalar)
+
+
 def _windows(values: Mapping[str, Any], family: str) -> tuple[int, ...]:
     """Window per layer, 0 for full attention; () where no layer has one."""
     layers, window = _whole(values, "num_hidden_layers"), _window(values, family)
@@ -183,7 +208,7 @@ def _windows(values: Mapping[str, Any], family: str) -> tuple[int, ...]:
     types = values.get("layer_types")
     if types is None:
         types = _default_types(values, family, layers)
-    unknown = set(types) - {"full_attention", "sliding_attention"}
+    unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention")]
     if unknown or len(types) != layers:
         raise AlulaError(
             f"layer_types is {types!r}: give {layers} entries, each 'full_attention' or 'sliding_attention'"
@@ -203,6 +228,8 @@ def _window(values: Mapping[str, Any], family: str) -> Any:
 def _default_types(values: Mapping[str, Any], family: str, layers: int) -> list[str]:
     if family == "gemma3_text":
         period = _or(values, "sliding_window_pattern", _or(values, "_sliding_window_pattern", 6))
+        if period < 1:
+            raise AlulaError(f"sliding_window_pattern is {period} in config.json: give a whole number of at least 1")
         first, sliding = 0, [bool((layer + 1) % period) for layer in range(layers)]
     else:
         qwen = family in ("qwen2", "qwen3")
@@ -241,20 +268,20 @@ def _rope(values: Mapping[str, Any], theta: float, positions: int | None) -> Rop
         raise AlulaError(f"the RoPE parameters hold {unknown[0]!r}, which alula does not know: remove it")
     if values.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise AlulaError(f"partial_rotary_factor is {values['partial_rotary_factor']}: alula turns whole heads only")
-    theta = float(_or(values, "rope_theta", theta))
+    theta = _or(values, "rope_theta", theta)
     if kind == "default":
         return Rope(theta)
     if values.get("factor") is None:
         raise AlulaError(f"rope_type is {kind!r} without a factor: add it")
     if kind == "linear":
-        return Rope(theta, kind, float(values["factor"]))
+        return Rope(theta, kind, values["factor"])
     return Rope(
         theta,
         kind,
-        float(values["factor"]),
-        float(_llama3(values, "low_freq_factor")),
-        float(_llama3(values, "high_freq_factor")),
-        int(_or(values, "original_max_position_embeddings", positions)),
+        values["factor"],
+        _llama3(values, "low_freq_factor"),
+        _llama3(values, "high_freq_factor"),
+        _or(values, "original_max_position_embeddings", positions),
     )
 
 

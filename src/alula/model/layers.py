@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from alula.config import ModelConfig
+from alula.config import AlulaError, ModelConfig
 from alula.kernels.protocol import HeadNorm, Kernels, Linear, RopeTable
 
 Shapes = dict[str, tuple[int, ...]]
@@ -108,17 +108,17 @@ class LayerBuilder:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A copy in the model dtype; the file it came from may be closed."""
-        return self._tensors.get(name).to(self._device, self._dtype, copy=True)
+        return self._read(name).to(self._device, self._dtype, copy=True)
 
     def norm(self, name: str) -> torch.Tensor:
         """A norm weight. Gemma's are stored less 1 and multiply in fp32."""
         if self._config.norm_offset:
-            return self._tensors.get(name).to(self._device, torch.float32, copy=True) + 1.0
+            return self._read(name).to(self._device, torch.float32, copy=True) + 1.0
         return self.tensor(name)
 
     def linear(self, names: Sequence[str], biased: bool) -> Linear:
         """Linears on the same input, fused into one."""
-        weights = [self._tensors.get(f"{name}.weight") for name in names]
+        weights = [self._read(f"{name}.weight") for name in names]
         weight_OI = torch.cat(weights).to(self._device, self._dtype, copy=len(weights) == 1)
         bias_O = torch.cat([self.tensor(f"{name}.bias") for name in names]) if biased else None
         return self._kernels.prepare_linear(weight_OI, bias_O)
@@ -143,6 +143,16 @@ class LayerBuilder:
             down=self.linear([f"{prefix}.mlp.down_proj"], config.mlp_bias),
             mlp_output_norm_D=self.norm(f"{prefix}.post_feedforward_layernorm.weight") if sandwich else None,
         )
+
+    def _read(self, name: str) -> torch.Tensor:
+        """A tensor as stored. Raises AlulaError for one with NaN or infinity, of which kernels promise nothing.
+
+        The sum of all values is finite exactly where they are, short of absurd ones, and costs one pass.
+        """
+        tensor = self._tensors.get(name)
+        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+            raise AlulaError(f"tensor {name!r} holds NaN or infinity: download or convert the checkpoint again")
+        return tensor
 
     def _head_norm(self, prefix: str) -> HeadNorm:
         return HeadNorm(

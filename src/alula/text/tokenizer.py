@@ -88,7 +88,6 @@ class Tokenizer:
         if self.chat_template is None:
             raise AlulaError("the model has no chat template: give a prompt instead of messages")
         _check_messages(messages)
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         names: dict[str, Any] = {**self.special_tokens, **variables}
@@ -100,7 +99,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **names,
             )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except Exception as error:  # the template is a program of the checkpoint's author
             raise AlulaError(f"messages do not fit the model's chat template ({error}): change them") from error
         return str(rendered[0][0])
 
@@ -150,7 +149,7 @@ def _clean(text: str | bytes) -> str:
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    if isinstance(messages, (str, bytes, Mapping)) or not messages:
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         raise AlulaError("messages is empty or no list: give a list of {'role': ..., 'content': ...}")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or "role" not in message:
@@ -164,7 +163,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AlulaError(f"{path} is not valid JSON ({error}): download it again") from None
     if not isinstance(values, dict):
         raise AlulaError(f"{path} holds no JSON object: download it again")

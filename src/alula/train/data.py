@@ -76,7 +76,7 @@ def read_conversations(paths: Iterable[Path], *, max_tokens: int) -> list[Conver
         for number, line in _complete_lines(path):
             try:
                 conversation = conversation_from_record(json.loads(line)).cut(max_tokens)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise AlulaError(f"{path}, line {number}: {error}") from error
             if len(conversation.tokens) >= _SHORTEST and conversation.learned:
                 seen.setdefault(conversation.key, conversation)
