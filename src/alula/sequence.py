@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -131,14 +131,41 @@ def _check_ranges(params: SamplingParams) -> None:
         raise ValueError(f"seed is {params.seed}: give a 64-bit integer")
     if params.logprobs_mode not in ("raw", "processed"):
         raise ValueError(f"logprobs_mode is {params.logprobs_mode!r}: give 'raw' or 'processed'")
+    _check_collections(params)
+    for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        if not isinstance(getattr(params, name), bool):
+            raise ValueError(f"{name} is {getattr(params, name)!r}: give True or False")
+
+
+def _check_collections(params: SamplingParams) -> None:
+    """Their kinds, and whatever can be said without a vocabulary."""
     for name in ("stop", "bad_words"):
-        value = getattr(params, name)
-        if isinstance(value, str) or any(not isinstance(text, str) or not text for text in value):
-            raise ValueError(f"{name} is {value!r}: give a tuple of texts, none of them empty")
+        texts = getattr(params, name)
+        if not _is_listing(texts) or not all(_is_text(text) for text in texts):
+            raise ValueError(f"{name} is {texts!r}: give a tuple of valid texts, none of them empty")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        ids = getattr(params, name)
+        if ids is not None and not _is_listing(ids):
+            raise ValueError(f"{name} is {ids!r}: give a tuple of token ids")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise ValueError("allowed_token_ids is empty: give at least one id, or None to allow all")
-    if any(math.isnan(bias) for bias in params.logit_bias.values()):
-        raise ValueError("logit_bias holds NaN: give numbers")
+    processors = params.logits_processors
+    if not _is_listing(processors) or not all(callable(processor) for processor in processors):
+        raise ValueError(f"logits_processors is {processors!r}: give a tuple of functions")
+    if not isinstance(params.logit_bias, Mapping):
+        raise ValueError(f"logit_bias is {params.logit_bias!r}: give a mapping from token ids to numbers")
+    for token, bias in params.logit_bias.items():
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not (abs(bias) < 1e30 or bias == -math.inf):
+            raise ValueError(f"logit_bias of token {token!r} is {bias!r}: give a number below 1e30, or -inf to ban it")
+
+
+def _is_listing(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping))
+
+
+def _is_text(value: object) -> bool:
+    """Not empty, and no lone surrogates: no output could ever hold those."""
+    return isinstance(value, str) and bool(value) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 class FinishReason(enum.StrEnum):

@@ -34,7 +34,7 @@ class TreeShape:
         for name in ("nodes", "depth", "branch"):
             value = getattr(self, name)
             least = 0 if name == "depth" else 1
-            if not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}")
 
     @property

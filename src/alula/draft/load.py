@@ -42,6 +42,8 @@ def load_drafter(
     Raises AlulaError for what is unknown, cannot be read, or does not fit the target.
     """
     policy = TreePolicy(rule, tree, sampled)
+    if not isinstance(name, (str, Path)):
+        raise AlulaError(f"drafter is {name!r}: give auto, none, ngram, or a path")
     if name == "none":
         return NoDrafter()
     if name == "auto" and (shipped := find_shipped(target, SHIPPED)) is not None:
@@ -84,9 +86,12 @@ def load_language_model(name: str | Path, target: LoadedModel, policy: TreePolic
     from alula.model.hf_config import read_hf_config
     from alula.model.sources import resolve
 
-    checkpoint = resolve(name, target.dtype)
-    limit = min(read_hf_config(checkpoint.folder).max_position_embeddings, target.decoder.max_positions)
-    model = load_model(name, dtype=target.dtype, kernels=target.kernels, device=target.device, max_len=limit)
+    try:
+        checkpoint = resolve(name, target.dtype)
+        limit = min(read_hf_config(checkpoint.folder).max_position_embeddings, target.decoder.max_positions)
+        model = load_model(name, dtype=target.dtype, kernels=target.kernels, device=target.device, max_len=limit)
+    except AlulaError as error:
+        raise AlulaError(f"drafter {str(name)!r}: {error}") from None
     if model.tokenizer.hashes["vocabulary"] != target.tokenizer.hashes["vocabulary"]:
         raise AlulaError(
             f"the drafter {str(name)!r} has another tokenizer than the target {target.name!r}: give a model that "

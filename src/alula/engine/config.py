@@ -38,8 +38,12 @@ class EngineConfig:
             raise AlulaError(f"rule is {self.rule!r}: give one of {', '.join(RULES)}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_mib", "max_model_len"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise AlulaError(f"{name} is {value}: give a whole number of at least 1")
+            if value is None and name == "max_model_len":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise AlulaError(f"{name} is {value!r}: give a whole number of at least 1")
+        if not isinstance(self.shape, TreeShape):
+            raise AlulaError(f"shape is {self.shape!r}: give a TreeShape")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise AlulaError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "

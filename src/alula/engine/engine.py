@@ -213,6 +213,13 @@ def _build_cache(model: LoadedModel, drafter: Drafter, config: EngineConfig) -> 
         feature_size=len(drafter.taps) * model.config.hidden_size,
         dtype=model.dtype,
     )
+    try:
+        return _paged_cache(model, drafter, config, layout)
+    except AlulaError as error:
+        raise AlulaError(f"kv_cache_mib is {config.kv_cache_mib} and page_size {config.page_size}: {error}") from None
+
+
+def _paged_cache(model: LoadedModel, drafter: Drafter, config: EngineConfig, layout: CacheLayout) -> PagedCache:
     return PagedCache(
         pages=layout.pages_for(config.kv_cache_mib * 2**20),
         page_size=layout.page_size,

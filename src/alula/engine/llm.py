@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from typing import TypeAlias, TypeGuard, cast
 
-import torch
-
 from alula.config import AlulaError
 from alula.draft.load import load_drafter
 from alula.engine.config import EngineConfig
 from alula.engine.engine import Engine
 from alula.engine.request import Request, RequestOutput
-from alula.model.load import load_model
+from alula.model.load import load_model, set_threads
 from alula.sequence import SamplingParams, TokenEvent
 
 Prompt: TypeAlias = str | bytes | Seq[int]
@@ -42,8 +41,7 @@ class LLM:
         config: EngineConfig | None = None,
         allow_unverified_head: bool = False,
     ) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
+        set_threads(threads)
         config = config or EngineConfig()
         loaded = load_model(model, dtype=dtype, kernels=kernels, device=device, max_len=config.max_model_len)
         self.engine = Engine(
@@ -64,6 +62,7 @@ class LLM:
         Raises AlulaError when a single prompt is refused. In a list of prompts only the refused ones fail: their
         outputs carry `error`. Whatever else is raised meanwhile aborts all of them.
         """
+        prompts = _listed(prompts)
         if _is_prompt(prompts):
             with self._adopted() as adopted:
                 adopted.append(self._add(prompts, _one(sampling_params)))
@@ -74,7 +73,7 @@ class LLM:
         self, messages: Seq[Message] | Seq[Seq[Message]], sampling_params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once; a refused one raises or carries `error`, as in `generate`."""
-        if not messages or isinstance(messages[0], Mapping):
+        if not isinstance(messages, Seq) or not messages or isinstance(messages[0], (str, Mapping)):
             return self.generate(self.render(cast("Seq[Message]", messages)), sampling_params)
         prompts = [self._try_render(conversation) for conversation in cast("Seq[Seq[Message]]", messages)]
         return self._generate_all(prompts, sampling_params)
@@ -132,7 +131,7 @@ class LLM:
             ]
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> int:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, (str, bytes)) else prompt
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, (str, bytes)) else _token_ids(prompt)
         return self.engine.add(Request(tuple(ids), params))
 
     def _try_add(self, prompt: Prompt | AlulaError, params: SamplingParams, adopted: list[int]) -> int | RequestOutput:
@@ -142,7 +141,7 @@ class LLM:
                 raise prompt
             adopted.append(self._add(prompt, params))
         except AlulaError as error:
-            ids = [] if isinstance(prompt, (str, bytes, AlulaError)) else list(prompt)
+            ids = list(prompt) if isinstance(prompt, Seq) and not isinstance(prompt, (str, bytes)) else []
             return RequestOutput(-1, ids, prompt if isinstance(prompt, str) else None, error=str(error))
         return adopted[-1]
 
@@ -161,8 +160,35 @@ class LLM:
         return output
 
 
+def _listed(prompts: Prompt | Seq[Prompt]) -> Prompt | Seq[Prompt]:
+    """As given, or as a list where it is an array or an iterator. Raises AlulaError for what holds no prompts."""
+    if isinstance(prompts, (str, bytes, list, tuple)):
+        return prompts
+    try:
+        if isinstance(prompts, Mapping):
+            raise TypeError
+        return cast("list[Prompt]", list(prompts))
+    except TypeError:
+        kind = type(prompts).__name__
+        raise AlulaError(f"prompts is a {kind}: give a text, a list of token ids, or a list of those") from None
+
+
 def _is_prompt(prompts: Prompt | Seq[Prompt]) -> TypeGuard[Prompt]:
-    return isinstance(prompts, (str, bytes)) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    if isinstance(prompts, (str, bytes)) or not len(prompts):
+        return isinstance(prompts, (str, bytes))
+    try:
+        operator.index(cast("int", prompts[0]))
+    except TypeError:
+        return False
+    return True
+
+
+def _token_ids(prompt: Seq[int]) -> list[int]:
+    """Whole numbers of any library as Python's own. Raises AlulaError for anything else."""
+    try:
+        return [token if isinstance(token, bool) else operator.index(token) for token in prompt]
+    except (TypeError, ValueError):
+        raise AlulaError(f"prompt is {str(prompt)[:80]!r}: give a text, or a list of token ids") from None
 
 
 def _one(params: SamplingParams | Seq[SamplingParams] | None) -> SamplingParams:
@@ -174,6 +200,8 @@ def _one(params: SamplingParams | Seq[SamplingParams] | None) -> SamplingParams:
 def _per_prompt(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Seq):
+        raise AlulaError(f"sampling_params is {params!r}: give SamplingParams, a list of them, or None")
     if len(params) != count:
         raise AlulaError(
             f"sampling_params has {len(params)} entries for {count} prompts: give one for all, or one each"

@@ -61,6 +61,8 @@ class RequestOutput:
 def check_request(request: Request, *, vocab_size: int, max_len: int, max_slots: int) -> None:
     """Raises AlulaError where the request could never be served."""
     prompt, params = request.prompt_token_ids, request.params
+    if not isinstance(params, SamplingParams):
+        raise AlulaError(f"sampling_params is {params!r}: give SamplingParams, or None for the defaults")
     if not prompt:
         raise AlulaError("prompt is empty: give at least one token")
     for token in prompt:

@@ -28,6 +28,9 @@ DTYPES = {
     "bf16": torch.bfloat16,
 }
 
+MOST_THREADS = 1024
+"""Far more than any machine gains from; OpenMP dies without a word at counts that it cannot serve."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -95,6 +98,26 @@ def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
     return DTYPES[str(name)]
 
 
+def set_threads(count: int | None) -> None:
+    """torch's thread count; None leaves it. Raises AlulaError for a count that would crash its thread pool."""
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+        raise AlulaError(f"threads is {count!r}: give a whole number of at least 1 and at most {MOST_THREADS}")
+    torch.set_num_threads(count)
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device by torch's name. Raises AlulaError where it cannot hold and return numbers."""
+    try:
+        where = torch.device(device)
+        torch.ones(1, device=where).item()
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch asserts where it was built without a device
+        reason = str(error).splitlines()[0]
+        raise AlulaError(f"device is {str(device)!r}, which torch cannot use here ({reason}): give cpu") from None
+    return where
+
+
 def load_model(
     name: str | Path,
     *,
@@ -112,7 +135,7 @@ def load_model(
     """
     from alula.model.sources import resolve
 
-    chosen, where = resolve_dtype(dtype), torch.device(device)
+    chosen, where = resolve_dtype(dtype), resolve_device(device)
     checkpoint = resolve(name, chosen, progress=progress)
     config = read_hf_config(checkpoint.folder)
     tensors = TensorFolder(checkpoint.folder)

@@ -59,6 +59,8 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.t
 
 def resolve(name: str | Path, dtype: torch.dtype, *, progress: bool | None = None) -> Checkpoint:
     """The checkpoint folder of that model, downloaded and converted where needed. AlulaError if there is none."""
+    if not isinstance(name, (str, Path)) or not str(name):
+        raise AlulaError(f"model is {name!r}: give a built-in name, a folder, a hub id or a .gguf file")
     text, path = str(name), Path(name).expanduser()
     if text in BUILT_IN and not path.exists():
         return _convert(

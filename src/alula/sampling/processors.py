@@ -202,7 +202,8 @@ def _shape_row(row_V: FloatArray, shaper: Shaper, path: Sequence[int], mask: tor
     except SamplingError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 (a user's function may raise anything)
-        return f"logits_processors raised {type(error).__name__} ({error}): mend the processor"
+        reason = " ".join(str(error).split())
+        return f"logits_processors raised {type(error).__name__} ({reason}): mend the processor"
     return None
 
 

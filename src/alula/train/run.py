@@ -16,7 +16,7 @@ from alula.draft.head_config import default_taps
 from alula.draft.load import target_provenance
 from alula.engine.config import EngineConfig
 from alula.engine.llm import LLM
-from alula.model.load import LoadedModel, load_model
+from alula.model.load import LoadedModel, load_model, set_threads
 from alula.sequence import SamplingParams
 from alula.train.batch import make_batch
 from alula.train.checkpoint import export_head, load_state, save_state
@@ -71,8 +71,7 @@ class TrainConfig:
 
 def run(config: TrainConfig) -> None:
     """Train, export to ``output/head`` and return. Raises AlulaError for what the user can mend."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     config.output.mkdir(parents=True, exist_ok=True)
     files = config.data or (_write_data(config),)
     model = load_model(config.model, dtype=config.dtype)
