@@ -6,8 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
+from alula.config import AlulaError
+from alula.draft.dialects import read_head
 from alula.draft.load import load_drafter
 from alula.model.load import load_model
 from alula.train.features import FeatureStore
@@ -44,6 +47,19 @@ def test_a_run_its_continuation_and_the_head_in_service(tmp_path: Path) -> None:
     assert steps == list(range(1, steps[-1] + 1)) and len(log) > len(first)
     drafter = load_drafter(tmp_path / "run" / "head", load_model(str(folder), dtype="float32"))
     assert drafter.name == "eagle3"
+    _check_going_on_from_the_head(replace(config, recipe=replace(recipe, total_tokens=1)), tmp_path)
+
+
+def _check_going_on_from_the_head(config: TrainConfig, folder: Path) -> None:
+    """A run that starts from an exported head and makes one tiny step exports nearly that head."""
+    still = replace(config.recipe, matrix_rate=0.0, other_rate=0.0)
+    run(replace(config, output=folder / "on", start_from=folder / "run" / "head", draft_vocab_size=5, recipe=still))
+    before, after = (read_head(folder / name / "head").weights for name in ("run", "on"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0.01, atol=1e-6)
+    with pytest.raises(AlulaError, match="intermediate_size"):
+        run(replace(config, output=folder / "off", start_from=folder / "run" / "head", intermediate_size=16))
 
 
 def test_packed_texts_have_the_states_of_single_ones(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from alula.config import AlulaError, Rope
 from alula.draft import head_config
-from alula.draft.dialects import save_official
+from alula.draft.dialects import read_head, save_official
 from alula.train.head import Eagle3Head, HeadConfig
 from alula.train.vocabulary import DraftVocabulary
 
@@ -66,3 +67,26 @@ def serving_config(config: HeadConfig) -> head_config.HeadConfig:
         rope=Rope(config.rope_theta),
         taps=config.taps,
     )
+
+
+def read_start(
+    folder: Path, sizes: HeadConfig, tap_scale_F: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], DraftVocabulary]:
+    """(state dict, draft vocabulary) of an exported head, to go on training it.
+
+    tap_scale_F: size of each tap on the new data; ``fc`` is kept in units of it (see `Eagle3Head.fuse`).
+    Raises AlulaError, naming the field, for a head of other sizes than ``sizes`` (its draft vocabulary is its own).
+    """
+    files = read_head(folder)
+    wanted = serving_config(replace(sizes, draft_vocab_size=files.config.draft_vocab_size))
+    for name, ours in vars(wanted).items():
+        theirs = getattr(files.config, name)
+        if theirs != ours and not (name == "taps" and theirs is None):
+            raise AlulaError(
+                f"start_from {folder}: its {name} is {theirs}, and this run's is {ours}: give a head of the same"
+            )
+    weights = {name: tensor.float() for name, tensor in files.weights.items() if name not in ("d2t", "t2d")}
+    weights["fc.weight"] = weights["fc.weight"] * tap_scale_F
+    offsets_C = files.weights.get("d2t", torch.zeros(files.config.draft_vocab_size, dtype=torch.int64))
+    vocabulary = DraftVocabulary(torch.arange(len(offsets_C)) + offsets_C, files.config.vocab_size)
+    return weights | {"tap_scale_F": tap_scale_F}, vocabulary

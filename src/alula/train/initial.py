@@ -42,7 +42,7 @@ def new_head(
         for module in head.midlayer.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0.0, module.in_features**-0.5, generator=generator)
-        head.tap_scale_F.copy_(_tap_sizes(samples))
+        head.tap_scale_F.copy_(tap_sizes(samples))
         head.lm_head.weight.copy_(target.lm_head_VD[vocabulary.target_ids_C])
         wanted_MD = torch.cat([batch.hidden_MD for batch in samples]) / target.norm_D
         _place_attention(head, samples, wanted_MD)
@@ -64,7 +64,7 @@ def ridge(inputs_MI: Tensor, wanted_MO: Tensor) -> Tensor:
     return weight_OI
 
 
-def _tap_sizes(samples: Sequence[Batch]) -> Tensor:
+def tap_sizes(samples: Sequence[Batch]) -> Tensor:
     """Root mean square of each feature column [F]."""
     squares_F = torch.stack([_at_starts(batch, batch.chains.features_BSF).square().mean(0) for batch in samples]).mean(
         0

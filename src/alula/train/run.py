@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from alula.engine.llm import LLM
 from alula.model.load import LoadedModel, load_model, set_threads
 from alula.sequence import SamplingParams
 from alula.train.batch import make_batch
-from alula.train.checkpoint import export_head, load_state, save_state
+from alula.train.checkpoint import export_head, load_state, read_start, save_state
 from alula.train.data import Conversation, read_conversations, split_held_out
 from alula.train.features import FeatureStore
 from alula.train.head import Eagle3Head, HeadConfig
-from alula.train.initial import new_head
+from alula.train.initial import new_head, tap_sizes
 from alula.train.synth import SynthConfig, write_conversations
 from alula.train.target import DecoderTarget
 from alula.train.trainer import Recipe, Trainer, append_log, figures_entry
@@ -43,6 +43,8 @@ class TrainConfig:
     """The target: a built-in name, a Hugging Face folder or hub id, or a GGUF file."""
     data: tuple[Path, ...] = ()
     """JSON-lines files of conversations; none lets the target write its own."""
+    start_from: Path | None = None
+    """Folder of a head of the same sizes to go on from, with its own draft vocabulary; none starts from a fit."""
     answer_tokens: int = 300_000
     """How many answer tokens the target writes when no data is given."""
     draft_vocab_size: int = 12_288
@@ -103,15 +105,10 @@ def _trainer(config: TrainConfig, model: LoadedModel, files: Sequence[Path], tra
     state = load_state(config.output / "checkpoint.pt")
     sizes = _head_config(config, model, taps)
     if state is None:
-        samples = train[:_SAMPLES]
-        expected_V = expected_counts((store.get([c])[0].hidden_MD for c in samples), target.lm_head_VD)
-        vocabulary = choose_vocabulary(
-            train, size=config.draft_vocab_size, vocab_size=model.config.vocab_size, expected_V=expected_V
-        )
-        head = new_head(sizes, target, vocabulary, [make_batch([c], store.get([c])) for c in samples], seed=config.seed)
+        head, vocabulary = _start(config, sizes, store, train)
     else:
         vocabulary = DraftVocabulary(state["target_ids"], model.config.vocab_size)
-        head = Eagle3Head(sizes, target.embedding_VD)
+        head = Eagle3Head(replace(sizes, draft_vocab_size=vocabulary.size), target.embedding_VD)
 
     def read_data() -> Sequence[Conversation]:
         found = read_conversations(files, max_tokens=config.max_tokens)
@@ -121,6 +118,24 @@ def _trainer(config: TrainConfig, model: LoadedModel, files: Sequence[Path], tra
     if state is not None:
         trainer.restore(state)
     return trainer
+
+
+def _start(
+    config: TrainConfig, sizes: HeadConfig, store: FeatureStore, train: Sequence[Conversation]
+) -> tuple[Eagle3Head, DraftVocabulary]:
+    """The head before the first step: an exported one, or a fit to the first conversations."""
+    target, fitted_on = store.target, train[:_SAMPLES]
+    samples = [make_batch([c], store.get([c])) for c in fitted_on]
+    if config.start_from is not None:
+        weights, vocabulary = read_start(config.start_from, sizes, tap_sizes(samples))
+        head = Eagle3Head(replace(sizes, draft_vocab_size=vocabulary.size), target.embedding_VD.float())
+        head.load_state_dict(weights)
+        return head, vocabulary
+    expected_V = expected_counts((store.get([c])[0].hidden_MD for c in fitted_on), target.lm_head_VD)
+    vocabulary = choose_vocabulary(
+        train, size=config.draft_vocab_size, vocab_size=sizes.vocab_size, expected_V=expected_V
+    )
+    return new_head(sizes, target, vocabulary, samples, seed=config.seed), vocabulary
 
 
 def _head_config(config: TrainConfig, model: LoadedModel, taps: tuple[int, ...]) -> HeadConfig:
