@@ -23,9 +23,9 @@ FloatArray = NDArray[np.float32]
 class TreeShape:
     """Limits of one draft tree."""
 
-    nodes: int = 16
+    nodes: int = 6
     """Nodes with the root, so the number of rows verified."""
-    depth: int = 5
+    depth: int = 2
     """Levels below the root; 0 drafts nothing."""
     branch: int = 4
     """Children tried per node."""

@@ -31,9 +31,9 @@ class ModelOptions:
     EAGLE head or of a smaller model with the same tokenizer."""
     rule: Literal["coupled", "rejection"] = "coupled"
     """How drafts are verified: coupled keeps the text of plain decoding, rejection its distribution."""
-    nodes: int = 16
+    nodes: int = 6
     """Rows verified per step: the draft tree with its root."""
-    depth: int = 5
+    depth: int = 2
     """Levels of the draft tree."""
     branch: int = 4
     """Children tried per node."""
