@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,14 +20,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shell(root: Path) -> Shell:
+def shell() -> Shell:
     """shell("generate", ..., stdin=b"") runs `alula` and returns the finished process."""
 
     def run(*arguments: str | bytes | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        found = subprocess.run(
-            [sys.executable, "-m", "alula", *arguments], input=stdin, capture_output=True, env=environment, check=False
-        )
+        command = [sys.executable, "-m", "alula", *arguments]
+        found = subprocess.run(command, input=stdin, capture_output=True, check=False)
         return subprocess.CompletedProcess(
             found.args,
             found.returncode,

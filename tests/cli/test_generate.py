@@ -102,11 +102,10 @@ def test_chat_goes_on_after_a_turn_that_does_not_fit(shell: Shell, tiny_folder: 
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves(root: Path, tiny_folder: Path) -> None:
+def test_a_reader_that_leaves(tiny_folder: Path) -> None:
     """`alula generate ... | head -c 1` ends without a traceback."""
     command = [sys.executable, "-m", "alula", "generate", "hello", "--model", str(tiny_folder), *FLAGS]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -115,10 +114,10 @@ def test_a_reader_that_leaves(root: Path, tiny_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_stops_the_answer_only(root: Path, tiny_folder: Path) -> None:
+def test_ctrl_c_in_a_terminal_stops_the_answer_only(tiny_folder: Path) -> None:
     command = [sys.executable, "-m", "alula", "chat", "--model", str(tiny_folder), "--dtype", "fp32", "--ignore-eos"]
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "TERM": "dumb"}
+    environment = {**os.environ, "TERM": "dumb"}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = _until(ours, b"> ")
