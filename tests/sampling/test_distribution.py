@@ -217,7 +217,6 @@ def _raises(path: list[int], logits: torch.Tensor) -> torch.Tensor:
     ("build", "named"),
     [
         (lambda: context(allowed_token_ids=(1,), logit_bias={1: -math.inf}), "no token is left"),
-        (lambda: context(logit_bias={1: math.inf}), "logit_bias"),
         (lambda: context(logits_processors=(_raises,)), "logits_processors raised RuntimeError"),
         (lambda: context(logits_processors=(lambda path, logits: logits[:2],)), "logits_processors returned"),
         (lambda: context(logits_processors=(lambda path, logits: None,)), "logits_processors returned NoneType"),
