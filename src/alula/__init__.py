@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from alula.config import AlulaError
+    from alula.draft.static import StaticTree, default_static_tree
     from alula.engine.config import EngineConfig
     from alula.engine.engine import Engine
     from alula.engine.llm import LLM
@@ -24,13 +25,16 @@ __all__ = [
     "Request",
     "RequestOutput",
     "SamplingParams",
+    "StaticTree",
     "TokenEvent",
     "TokenLogprobs",
     "TreeShape",
+    "default_static_tree",
 ]
 
 _HOMES = {
     "alula.config": ("AlulaError",),
+    "alula.draft.static": ("StaticTree", "default_static_tree"),
     "alula.engine.config": ("EngineConfig",),
     "alula.engine.engine": ("Engine",),
     "alula.engine.llm": ("LLM",),

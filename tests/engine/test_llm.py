@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from alula.config import AlulaError
+from alula.draft.static import default_static_tree
 from alula.engine.config import EngineConfig
 from alula.engine.llm import LLM
 from alula.engine.request import Request
+from alula.model.load import load_model
 from alula.sequence import SamplingParams
+from alula.tree import TreeShape
+from tests.draft.heads import save_random_head
 from tests.engine.tiny import save_tiny_llama
 
 SIX = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -113,3 +117,21 @@ def test_none_is_an_empty_collection() -> None:
     given = SamplingParams(stop=None, bad_words=None, stop_token_ids=None, logits_processors=None, logit_bias=None)  # type: ignore[arg-type]
     assert given == SamplingParams()
     assert not given.shapes_logits
+
+
+def test_static_trees_and_sampled_children(tmp_path: Path) -> None:
+    """A static tree leaves the text alone; sampled children need rule `rejection`."""
+    folder = str(save_tiny_llama(tmp_path / "model"))
+    head = str(save_random_head(tmp_path / "head", load_model(folder, dtype="float32")))
+    config = EngineConfig(kv_cache_mib=8, shape=TreeShape(12, 3, 4))
+    plain = LLM(folder, "none", dtype="float32", config=config).generate("one", SIX)[0].outputs[0]
+    drafted = LLM(folder, head, dtype="float32", config=config, tree=default_static_tree())
+    found = drafted.generate("one", SIX)[0].outputs[0]
+    assert found.token_ids == plain.token_ids
+    assert found.stats.drafted > 0
+    with pytest.raises(AlulaError, match="sampled"):
+        LLM(folder, head, dtype="float32", config=config, tree=default_static_tree(), sampled=True)
+    rejection = EngineConfig(kv_cache_mib=8, shape=TreeShape(12, 3, 4), rule="rejection")
+    sampling = LLM(folder, head, dtype="float32", config=rejection, tree=default_static_tree(), sampled=True)
+    warm = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True, seed=1)
+    assert len(sampling.generate("one", warm)[0].outputs[0].token_ids) == 6

@@ -11,6 +11,7 @@ from typing import TypeAlias, TypeGuard, cast
 
 from alula.config import AlulaError
 from alula.draft.load import load_drafter
+from alula.draft.static import StaticTree
 from alula.engine.config import EngineConfig
 from alula.engine.engine import Engine
 from alula.engine.request import Request, RequestOutput
@@ -26,6 +27,8 @@ class LLM:
 
     model: a built-in name (`smollm2`), a Hugging Face folder or hub id, or a GGUF file. drafter: `auto`, `none`,
     `ngram` or a path. threads: torch's thread count, None leaves it. kernels: `auto`, `native` or `torch`.
+    tree: a static tree instead of dynamic ones, within the limits of config.shape. sampled: its children are drawn from
+    the drafter's distribution (rule `rejection` only).
     Raises AlulaError for anything that cannot be loaded or does not fit together.
     """
 
@@ -39,16 +42,17 @@ class LLM:
         device: str = "cpu",
         threads: int | None = None,
         config: EngineConfig | None = None,
+        tree: StaticTree | None = None,
+        sampled: bool = False,
         allow_unverified_head: bool = False,
     ) -> None:
         set_threads(threads)
         config = config or EngineConfig()
         loaded = load_model(model, dtype=dtype, kernels=kernels, device=device, max_len=config.max_model_len)
-        self.engine = Engine(
-            loaded,
-            load_drafter(drafter, loaded, rule=config.rule, allow_unverified=allow_unverified_head),
-            config,
+        proposer = load_drafter(
+            drafter, loaded, rule=config.rule, tree=tree, sampled=sampled, allow_unverified=allow_unverified_head
         )
+        self.engine = Engine(loaded, proposer, config)
         self.tokenizer = loaded.tokenizer
         self._streams: dict[int, deque[TokenEvent]] = {}
 
