@@ -15,6 +15,7 @@ from alula.config import AlulaError
 from alula.engine.config import EngineConfig
 from alula.engine.request import CompletionOutput, RequestOutput
 from alula.sequence import SamplingParams
+from alula.tree import TreeShape
 
 
 def made_up(seconds: float, tokens: int = 10, ttft: float = 0.1) -> Run:
@@ -93,7 +94,7 @@ def test_a_failing_request_is_an_error_and_leaves_the_engine_free(session: Sessi
 
 
 def test_extra_memory_grows_with_the_tree(session: Session) -> None:
-    config = EngineConfig(kv_cache_mib=8)
+    config = EngineConfig(kv_cache_mib=8, shape=TreeShape(16, 5, 4))
     none, ngram, head = (session.engine(name, config) for name in ("none", "ngram", "random"))
     assert extra_kv_bytes(none, 40) == 0
     layout = ngram.cache.layout
