@@ -265,7 +265,7 @@ class FeatureQueue:
             self._rows, self.start = [self.read(position, self.stop)], position
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """One sample of one request. Between steps only `commit` changes it.
 

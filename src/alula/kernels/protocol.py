@@ -52,7 +52,7 @@ class Kernels(Protocol):
 
     Row invariance: the result for a row depends, bit for bit, only on that row's own logical inputs, not on
     how many rows are beside it, its place among them, the slots its keys lie in, or the tree's layout. A
-    set that finds it cannot keep this says so in `row_invariant` (which may turn False after a probe).
+    set that cannot keep this says so in `row_invariant`; the sets here keep it by construction or by padding.
 
     Activations are fp32 or bf16 (the model dtype); products accumulate in fp32; logits are fp32. Inputs are
     contiguous in their last dimension. Ties are ordered by (value descending, index ascending). Wrong
