@@ -308,7 +308,8 @@ inline void attend(const AttentionArgs& a, const Run& run, int64_t group, int64_
     store_results(t);
 }
 
-void attention(const AttentionArgs& a) {
+// By the threads that call it together, which all return when every row is done.
+inline void attention_in_team(const AttentionArgs& a) {
     // Two tasks per thread: more would unpack the same keys too often.
     const int64_t wanted = ceil_div(a.rows, ceil_div(2 * a.threads, a.groups));
     const int64_t step = smaller(larger(wanted, kMinTaskRows), kMaxTaskRows);
@@ -322,9 +323,14 @@ void attention(const AttentionArgs& a) {
             blocks[3 * i + 1] = row;
             blocks[3 * i + 2] = smaller(row + step, a.runs[r].end);
         }
-#pragma omp parallel for num_threads(a.threads) schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < tasks * a.groups; ++i) {
         const int64_t* block = blocks + 3 * (i / a.groups);
         attend(a, a.runs[block[0]], i % a.groups, block[1], block[2]);
     }
+}
+
+void attention(const AttentionArgs& a) {
+#pragma omp parallel num_threads(a.threads)
+    attention_in_team(a);
 }

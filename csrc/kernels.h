@@ -91,6 +91,41 @@ struct AttentionArgs {
     int threads;
 };
 
+// One decoder layer. Norm weights lie in one dtype; those that a family does not have are null.
+struct StackLayer {
+    LinearArgs qkv, output, gate_up, down;
+    const void *input_norm, *output_norm, *mlp_norm, *mlp_output_norm;
+    const void *query_norm, *key_norm;
+    bool head_norm_bf16;
+    float head_eps;
+    bool head_round_last;
+    const float *cos, *sin;
+    int64_t window;
+};
+
+constexpr int64_t kFinalTap = -1;
+
+struct StackArgs {
+    const StackLayer* layers;
+    int64_t layer_count;
+    const void* final_norm;
+    bool norm_bf16;
+    void* residual;  // [rows, hidden]: the embedded tokens at first, then what every layer leaves
+    void* final;     // [rows, hidden], after the final norm
+    bool bf16;       // of all rows
+    void* const *keys, *const *values;  // per layer
+    bool kv_bf16;
+    const int64_t *positions, *slots;
+    AttentionArgs where;  // all but q, y, keys, values and window
+    const int64_t* taps;  // how many layers have run before the rows wanted, or kFinalTap
+    int64_t tap_count;
+    void* features;  // [rows, tap_count, hidden]
+    int64_t rows, hidden, middle, heads, groups, head_dim;
+    float eps;
+    bool round_last, gelu;
+    int threads;
+};
+
 struct VocabularyArgs {
     const float* x;
     int64_t stride, rows, width;
@@ -105,6 +140,7 @@ struct Table {
     void (*gated)(const GatedArgs&);
     void (*rope)(const RopeArgs&);
     void (*attention)(const AttentionArgs&);
+    void (*stack)(const StackArgs&);
     void (*softcap)(const Rows& x, void* y, int64_t rows, int64_t width, float cap, int threads);
     void (*argmax)(const VocabularyArgs&, int64_t* index);
     void (*topk)(const VocabularyArgs&, int64_t k, float* values, int64_t* index);

@@ -28,6 +28,7 @@ namespace {
 #include "panels.h"
 #include "attention.h"
 #include "rows.h"
+#include "stack.h"
 #include "vocabulary.h"
 }  // namespace
 
@@ -43,8 +44,8 @@ namespace {
 #endif
 
 const Table& ALULA_TABLE() {
-    static constexpr Table table{ALULA_NAME, pack,   linear, norm,      gated,  rope, attention,
-                                 softcap,    argmax, topk,   logsumexp, softmax};
+    static constexpr Table table{ALULA_NAME, pack,    linear, norm, gated,     rope, attention,
+                                 stack,      softcap, argmax, topk, logsumexp, softmax};
     return table;
 }
 

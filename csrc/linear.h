@@ -115,44 +115,54 @@ void multiply_block(const LinearArgs& a, const float* x, int64_t ldx, int64_t ro
     finish(a, c, ldc, row, rows, panel, panels);
 }
 
-inline const float* widened(const LinearArgs& a, Scratch& scratch, int64_t ld) {
-    const bool large = a.rows * a.in > 65536;
-#pragma omp parallel for num_threads(a.threads) if (large)
+// bf16 rows are widened first. 16 values more than needed keep rows off the same cache sets.
+inline int64_t widened_stride(int64_t in) { return ceil_div(in, 16) * 16 + 16; }
+
+inline int64_t widened_floats(const LinearArgs& a) { return a.x.bf16 ? a.rows * widened_stride(a.in) : 0; }
+
+inline void widen_in_team(const LinearArgs& a, float* wide) {
+    const int64_t ld = widened_stride(a.in);
+#pragma omp for
     for (int64_t r = 0; r < a.rows; ++r) {
         const void* x = row_at(a.x, r);
-        for (int64_t i = 0; i < a.in; i += 16)
-            row_store(scratch.data + r * ld, false, i, ld, row_load(x, true, i, a.in));
+        for (int64_t i = 0; i < a.in; i += 16) row_store(wide + r * ld, false, i, ld, row_load(x, true, i, a.in));
     }
-    return scratch.data;
 }
 
+// The calling thread's share of the outputs.
 template <class W>
-void linear_as(const LinearArgs& a) {
-    const int64_t ld = ceil_div(a.in, 16) * 16 + 16;  // 16 more keep rows off the same cache sets
-    Scratch wide(a.x.bf16 ? a.rows * ld : 0);
-    const float* x = a.x.bf16 ? widened(a, wide, ld) : static_cast<const float*>(a.x.data);
-    const int64_t ldx = a.x.bf16 ? ld : a.x.stride;
+void multiply_share(const LinearArgs& a, const float* x, int64_t ldx) {
     const int64_t panels = ceil_div(a.out, 16);
     const int64_t fit = larger(kRowBlockBytes / (4 * a.in) / kTileRows, 2) * kTileRows;
     const int64_t row_block = ceil_div(a.rows, ceil_div(a.rows, fit));
     const int group = a.rows > kTileRows ? panels_for(kTileRows) : panels_for(int(a.rows));
-#pragma omp parallel num_threads(a.threads)
-    {
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const int64_t begin = panels * thread / threads, end = panels * (thread + 1) / threads;
-        Scratch c(row_block * 16 * group);
-        for (int64_t row = 0; row < a.rows; row += row_block) {
-            const int64_t rows = smaller(row_block, a.rows - row);
-            for (int64_t panel = begin; panel < end;) {
-                const int64_t take = end - panel >= group ? group : 1;
-                multiply_block<W>(a, x + row * ldx, ldx, row, rows, panel, take, c.data);
-                panel += take;
-            }
+    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    const int64_t begin = panels * thread / threads, end = panels * (thread + 1) / threads;
+    Scratch c(row_block * 16 * group);
+    for (int64_t row = 0; row < a.rows; row += row_block) {
+        const int64_t rows = smaller(row_block, a.rows - row);
+        for (int64_t panel = begin; panel < end;) {
+            const int64_t take = end - panel >= group ? group : 1;
+            multiply_block<W>(a, x + row * ldx, ldx, row, rows, panel, take, c.data);
+            panel += take;
         }
     }
 }
 
-void linear(const LinearArgs& a) { a.weight_bf16 ? linear_as<uint16_t>(a) : linear_as<float>(a); }
+// By the threads that call it together, which all return when the product is there. `wide` has widened_floats(a).
+inline void linear_in_team(const LinearArgs& a, float* wide) {
+    if (a.x.bf16) widen_in_team(a, wide);
+    const float* x = a.x.bf16 ? wide : static_cast<const float*>(a.x.data);
+    const int64_t ldx = a.x.bf16 ? widened_stride(a.in) : a.x.stride;
+    a.weight_bf16 ? multiply_share<uint16_t>(a, x, ldx) : multiply_share<float>(a, x, ldx);
+#pragma omp barrier
+}
+
+void linear(const LinearArgs& a) {
+    Scratch wide(widened_floats(a));
+#pragma omp parallel num_threads(a.threads)
+    linear_in_team(a, wide.data);
+}
 
 template <class W>
 void pack_as(const PackArgs& a) {

@@ -46,6 +46,20 @@ std::vector<std::string> level_names() {
     return names;
 }
 
+AttentionArgs addressing(const Where& where) {
+    AttentionArgs args{};
+    args.runs = where.runs.data();
+    args.run_count = int64_t(where.runs.size());
+    args.count = where.count.data();
+    args.first = where.first.data();
+    args.shared = where.shared.data();
+    args.prefix = where.prefix.data();
+    args.tail = where.tail.data();
+    args.tail_width = where.tail_width;
+    args.rows = int64_t(where.count.size());
+    return args;
+}
+
 class Level {
    public:
     explicit Level(const std::string& name) {
@@ -86,10 +100,21 @@ class Level {
     void attention(const Where& where, Address q, Address y, bool bf16, Address keys, Address values, bool kv_bf16,
                    int64_t heads, int64_t groups, int64_t head_dim, int64_t window, float scale, float softcap,
                    int threads) const {
-        table->attention({at<>(q), at<>(y), bf16, at<>(keys), at<>(values), kv_bf16, where.runs.data(),
-                          int64_t(where.runs.size()), where.count.data(), where.first.data(), where.shared.data(),
-                          where.prefix.data(), where.tail.data(), where.tail_width, int64_t(where.count.size()),
-                          heads, groups, head_dim, window, scale, softcap, threads});
+        AttentionArgs args = addressing(where);
+        args.q = at<>(q);
+        args.y = at<>(y);
+        args.bf16 = bf16;
+        args.keys = at<>(keys);
+        args.values = at<>(values);
+        args.kv_bf16 = kv_bf16;
+        args.heads = heads;
+        args.groups = groups;
+        args.head_dim = head_dim;
+        args.window = window;
+        args.scale = scale;
+        args.softcap = softcap;
+        args.threads = threads;
+        table->attention(args);
     }
 
     void softcap(Address x, int64_t stride, bool bf16, Address y, int64_t rows, int64_t width, float cap,
@@ -135,9 +160,80 @@ class PackedLinear {
         table_->linear(args);
     }
 
+    const LinearArgs& args() const { return args_; }
+
    private:
     const Table* table_;
     LinearArgs args_;
+};
+
+// All layers of a decoder, run by one call.
+class Stack {
+   public:
+    Stack(const Level& level, bool bf16, int64_t hidden, int64_t middle, int64_t heads, int64_t groups,
+          int64_t head_dim, float scale, float softcap, float eps, bool round_last, bool gelu, Address final_norm,
+          bool norm_bf16)
+        : table_(level.table) {
+        args_.bf16 = bf16;
+        args_.hidden = hidden;
+        args_.middle = middle;
+        args_.heads = heads;
+        args_.groups = groups;
+        args_.head_dim = head_dim;
+        args_.eps = eps;
+        args_.round_last = round_last;
+        args_.gelu = gelu;
+        args_.final_norm = at<>(final_norm);
+        args_.norm_bf16 = norm_bf16;
+        scale_ = scale;
+        softcap_ = softcap;
+    }
+
+    void add(const PackedLinear& qkv, const PackedLinear& output, const PackedLinear& gate_up,
+             const PackedLinear& down, Address input_norm, Address output_norm, Address mlp_norm,
+             Address mlp_output_norm, Address query_norm, Address key_norm, bool head_norm_bf16, float head_eps,
+             bool head_round_last, Address cos, Address sin, int64_t window) {
+        layers_.push_back({qkv.args(), output.args(), gate_up.args(), down.args(), at<>(input_norm),
+                           at<>(output_norm), at<>(mlp_norm), at<>(mlp_output_norm), at<>(query_norm),
+                           at<>(key_norm), head_norm_bf16, head_eps, head_round_last, at<const float>(cos),
+                           at<const float>(sin), window});
+    }
+
+    void run(const Where& where, Address residual, Address final, const std::vector<Address>& keys,
+             const std::vector<Address>& values, bool kv_bf16, Address positions, Address slots,
+             const std::vector<int64_t>& taps, Address features, int threads) const {
+        StackArgs args = args_;
+        args.layers = layers_.data();
+        args.layer_count = int64_t(layers_.size());
+        args.residual = at<>(residual);
+        args.final = at<>(final);
+        args.keys = reinterpret_cast<void* const*>(keys.data());
+        args.values = reinterpret_cast<void* const*>(values.data());
+        args.kv_bf16 = kv_bf16;
+        args.positions = at<const int64_t>(positions);
+        args.slots = at<const int64_t>(slots);
+        args.taps = taps.data();
+        args.tap_count = int64_t(taps.size());
+        args.features = at<>(features);
+        args.rows = int64_t(where.count.size());
+        args.threads = threads;
+        args.where = addressing(where);
+        args.where.bf16 = args.bf16;
+        args.where.kv_bf16 = kv_bf16;
+        args.where.heads = args.heads;
+        args.where.groups = args.groups;
+        args.where.head_dim = args.head_dim;
+        args.where.scale = scale_;
+        args.where.softcap = softcap_;
+        args.where.threads = threads;
+        table_->stack(args);
+    }
+
+   private:
+    const Table* table_;
+    StackArgs args_{};
+    std::vector<StackLayer> layers_;
+    float scale_, softcap_;
 };
 
 // Ask for large pages under memory not touched yet: a weight read once per token should not wait for page tables.
@@ -188,4 +284,10 @@ NB_MODULE(_native, m) {
     nb::class_<PackedLinear>(m, "PackedLinear")
         .def(nb::init<const Level&, uintptr_t, bool, uintptr_t, int64_t, int64_t, bool>())
         .def("multiply", &PackedLinear::multiply, release());
+
+    nb::class_<Stack>(m, "Stack")
+        .def(nb::init<const Level&, bool, int64_t, int64_t, int64_t, int64_t, int64_t, float, float, float, bool, bool,
+                      uintptr_t, bool>())
+        .def("add", &Stack::add)
+        .def("run", &Stack::run, release());
 }

@@ -1,6 +1,9 @@
 // Row-local steps: norm, rotation and cache write, gated activation, soft cap. Included by level.cpp only.
 // Sums over a row: 16 lanes, value i in lane i mod 16, then lane_sum.
 
+// Each step comes twice: `*_in_team` shares the rows among the threads that call it together and returns when all rows
+// are done; the other one gathers the threads first.
+
 constexpr int64_t kParallelValues = 16384;  // fewer are not worth waking other threads
 
 inline float inverse_rms(const void* x, bool bf16, int64_t width, float eps) {
@@ -22,9 +25,9 @@ inline void norm_row(const void* x, bool bf16, const Rows& weight, void* y, int6
     }
 }
 
-void norm(const NormArgs& a) {
-    const bool bf16 = a.x.bf16, large = a.rows * a.width > kParallelValues;
-#pragma omp parallel for num_threads(a.threads) if (large)
+inline void norm_in_team(const NormArgs& a) {
+    const bool bf16 = a.x.bf16;
+#pragma omp for
     for (int64_t r = 0; r < a.rows; ++r) {
         const void* x = row_at(a.x, r);
         if (a.residual) {
@@ -40,6 +43,11 @@ void norm(const NormArgs& a) {
     }
 }
 
+void norm(const NormArgs& a) {
+#pragma omp parallel num_threads(a.threads) if (a.rows * a.width > kParallelValues)
+    norm_in_team(a);
+}
+
 inline V silu(V x) { return div(x, add(set1(1.0f), vexp(sub(zero(), x)))); }
 
 // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): Hendrycks and Gimpel, arXiv 1606.08415, section 2.
@@ -49,9 +57,9 @@ inline V gelu_tanh(V x) {
     return mul(mul(set1(0.5f), x), add(set1(1.0f), vtanh(inner)));
 }
 
-void gated(const GatedArgs& a) {
-    const bool bf16 = a.x.bf16, large = a.rows * a.width > kParallelValues;
-#pragma omp parallel for num_threads(a.threads) if (large)
+inline void gated_in_team(const GatedArgs& a) {
+    const bool bf16 = a.x.bf16;
+#pragma omp for
     for (int64_t r = 0; r < a.rows; ++r) {
         const void* gate = row_at(a.x, r);
         const void* up = row_at(const_cast<void*>(gate), bf16, a.width);
@@ -62,6 +70,11 @@ void gated(const GatedArgs& a) {
             row_store(y, bf16, i, a.width, mul(active, row_load(up, bf16, i, a.width)));
         }
     }
+}
+
+void gated(const GatedArgs& a) {
+#pragma omp parallel num_threads(a.threads) if (a.rows * a.width > kParallelValues)
+    gated_in_team(a);
 }
 
 void softcap(const Rows& x, void* y, int64_t rows, int64_t width, float cap, int threads) {
@@ -109,12 +122,13 @@ inline void rope_row(const RopeArgs& a, int64_t row, void* normed) {
     for (int64_t i = 0; i < width; i += 16) row_store(to, a.kv_bf16, i, width, row_load(values, bf16, i, width));
 }
 
-void rope(const RopeArgs& a) {
-    const bool large = a.rows * a.heads * a.head_dim > kParallelValues;
-#pragma omp parallel num_threads(a.threads) if (large)
-    {
-        Scratch normed(a.head_dim);
+inline void rope_in_team(const RopeArgs& a) {
+    Scratch normed(a.head_dim);
 #pragma omp for
-        for (int64_t r = 0; r < a.rows; ++r) rope_row(a, r, normed.data);
-    }
+    for (int64_t r = 0; r < a.rows; ++r) rope_row(a, r, normed.data);
+}
+
+void rope(const RopeArgs& a) {
+#pragma omp parallel num_threads(a.threads) if (a.rows * a.heads * a.head_dim > kParallelValues)
+    rope_in_team(a);
 }

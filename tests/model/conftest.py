@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from alula.cache import KVLayer
+from alula.kernels.protocol import Kernels
 from alula.kernels.select import load_kernels
-from alula.model.decoder import Decoder, Hidden
+from alula.kernels.stack import Hidden
+from alula.model.decoder import Decoder
 from alula.model.hf_config import read_hf_config
 from alula.model.weights import TensorFolder, check_tensors
 from alula.tree import AttentionInput
@@ -60,11 +62,11 @@ def dense() -> Callable[..., Hidden]:
 
 @pytest.fixture
 def load_folder() -> Callable[..., Decoder]:
-    """load_folder(path, dtype=fp32): a decoder over the torch kernels, checked as load_model checks it."""
+    """load_folder(path, dtype=fp32, kernels=torch's): a decoder, checked as load_model checks it."""
 
-    def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    def load(folder: Path, dtype: torch.dtype = torch.float32, kernels: Kernels | None = None) -> Decoder:
         config, tensors = read_hf_config(folder), TensorFolder(folder)
         check_tensors(tensors, config)
-        return Decoder(config, tensors, load_kernels("torch"), dtype=dtype)
+        return Decoder(config, tensors, kernels or load_kernels("torch"), dtype=dtype)
 
     return load

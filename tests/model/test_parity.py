@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from alula.model.decoder import FINAL
+from alula.kernels.stack import FINAL
 
 SMALL: dict[str, Any] = {
     "vocab_size": 131,

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from alula.model.decoder import FINAL
+from alula.kernels.stack import FINAL
 from alula.model.load import load_model
 
 

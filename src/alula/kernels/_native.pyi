@@ -118,3 +118,58 @@ class PackedLinear:
         /,
     ) -> None: ...
     def multiply(self, x: int, stride: int, bf16: bool, rows: int, y: int, threads: int, /) -> None: ...
+
+class Stack:
+    def __init__(
+        self,
+        level: Level,
+        bf16: bool,
+        hidden: int,
+        middle: int,
+        heads: int,
+        groups: int,
+        head_dim: int,
+        scale: float,
+        softcap: float,
+        eps: float,
+        round_last: bool,
+        gelu: bool,
+        final_norm: int,
+        norm_bf16: bool,
+        /,
+    ) -> None: ...
+    def add(
+        self,
+        qkv: PackedLinear,
+        output: PackedLinear,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        input_norm: int,
+        output_norm: int,
+        mlp_norm: int,
+        mlp_output_norm: int,
+        query_norm: int,
+        key_norm: int,
+        head_norm_bf16: bool,
+        head_eps: float,
+        head_round_last: bool,
+        cos: int,
+        sin: int,
+        window: int,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        where: Where,
+        residual: int,
+        final: int,
+        keys: list[int],
+        values: list[int],
+        kv_bf16: bool,
+        positions: int,
+        slots: int,
+        taps: list[int],
+        features: int,
+        threads: int,
+        /,
+    ) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +56,20 @@ def check_layer(layer: KVLayer) -> None:
         raise ValueError("layer holds keys and values that differ: give both [slots, heads, size] in one dtype")
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("layer holds strided keys or values: make them contiguous")
+
+
+def check_attention_width(layer: KVLayer, groups: int, head_dim: int) -> None:
+    """The cache is as wide as the layer's keys."""
+    if tuple(layer.keys.shape[1:]) != (groups, head_dim):
+        raise ValueError(f"layer holds keys of shape {tuple(layer.keys.shape[1:])}: give {(groups, head_dim)}")
+
+
+def check_same(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """All are contiguous and of one dtype, fp32 or bf16."""
+    if len({tensor.dtype for tensor in tensors}) != 1 or tensors[0].dtype not in FLOATS:
+        raise ValueError(f"{name} have several dtypes: give all in float32 or all in bfloat16")
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ValueError(f"{name} are strided: make them contiguous")
 
 
 def check_rope(qkv_TF: torch.Tensor, layer: KVLayer, where: AttentionInput, rope: RopeTable, heads: int) -> None:

@@ -24,8 +24,10 @@ from alula.kernels.checks import (
     check_weight,
     check_where,
 )
+from alula.kernels.fused import FusedStack
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
+from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
 if TYPE_CHECKING:
     from alula.cache.pool import KVLayer
@@ -92,6 +94,12 @@ class NativeKernels:
         bias_at = 0 if bias is None else bias.data_ptr()
         packed = _native.PackedLinear(self.level, panels.data_ptr(), bf16, bias_at, ins, outs, out == BF16)
         return NativeLinear(packed, panels, bias, ins, outs, out)
+
+    def prepare_stack(self, stack: Stack) -> PreparedStack:
+        linears = [[x for x in layer.linears if isinstance(x, NativeLinear)] for layer in stack.layers]
+        if all(len(found) == len(layer.linears) for found, layer in zip(linears, stack.layers, strict=True)):
+            return FusedStack(self.level, stack, linears, self._resolved)
+        return SteppedStack(self, stack)
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
         check_rows("x", x_TI, linear.in_features)

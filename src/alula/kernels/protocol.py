@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from alula.cache.pool import KVLayer
+    from alula.kernels.stack import PreparedStack, Stack
     from alula.tree import AttentionInput
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -80,6 +81,10 @@ class Kernels(Protocol):
         out_dtype: dtype of the results; None is the weight's dtype. LM heads ask for fp32: the accumulated
         value, unrounded.
         """
+        ...
+
+    def prepare_stack(self, stack: Stack) -> PreparedStack:
+        """All layers of a decoder, made of this set's linears, as it runs them best. Same bits as step by step."""
         ...
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:

@@ -23,6 +23,7 @@ from alula.kernels.checks import (
 )
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
+from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
 if TYPE_CHECKING:
     from alula.cache.pool import KVLayer
@@ -55,6 +56,9 @@ class TorchKernels:
         dtype = torch.float32 if out == torch.float32 else weight_OI.dtype
         bias_O = None if bias_O is None else bias_O.to(dtype)
         return PaddedLinear(aligned(weight_OI.to(dtype)), bias_O, out)
+
+    def prepare_stack(self, stack: Stack) -> PreparedStack:
+        return SteppedStack(self, stack)
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
         if not isinstance(linear, PaddedLinear):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from alula.config import AlulaError, ModelConfig
 from alula.kernels.protocol import HeadNorm, Kernels, Linear, RopeTable
+from alula.kernels.stack import Layer
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -24,23 +24,6 @@ class Tensors(Protocol):
     def get(self, name: str) -> torch.Tensor:
         """The tensor of that name, on the CPU, in the dtype it is stored in."""
         ...
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer, prepared. Norms that a family does not have are None."""
-
-    input_norm_D: torch.Tensor
-    qkv: Linear
-    head_norm: HeadNorm | None
-    rope: RopeTable
-    window: int
-    output: Linear
-    output_norm_D: torch.Tensor | None
-    mlp_norm_D: torch.Tensor
-    gate_up: Linear
-    down: Linear
-    mlp_output_norm_D: torch.Tensor | None
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from alula.cache import KVLayer
-from alula.model.decoder import FINAL
+from alula.kernels.stack import FINAL
 from alula.model.layers import FINAL_NORM, LM_HEAD
 from alula.model.load import LoadedModel
 from alula.tree import AttentionInput

@@ -1,0 +1,121 @@
+// All decoder layers in one team of threads: the steps of linear.h, rows.h and attention.h one after the other, on the
+// same dtypes, so the bits are those of the steps called one by one. Threads meet between steps without going to
+// sleep, and no step pays for a call from Python. Included by level.cpp only.
+
+// Rows between the steps. Only one layer's are alive at a time.
+struct StackRows {
+    void *normed, *qkv, *q, *mixed, *output, *gate_up, *gated;
+    float* wide;  // input of a product in fp32
+};
+
+inline int64_t query_width(const StackArgs& a) { return a.heads * a.head_dim; }
+
+inline StackRows stack_rows(const StackArgs& a, char* at) {
+    const int64_t size = a.bf16 ? 2 : 4, all = query_width(a) + 2 * a.groups * a.head_dim;
+    auto take = [&](int64_t width) {
+        char* begin = at;
+        at += ceil_div(a.rows * width * size, 64) * 64;
+        return static_cast<void*>(begin);
+    };
+    StackRows rows{};
+    rows.normed = take(a.hidden);
+    rows.qkv = take(all);
+    rows.q = take(query_width(a));
+    rows.mixed = take(query_width(a));
+    rows.output = take(a.hidden);
+    rows.gate_up = take(2 * a.middle);
+    rows.gated = take(a.middle);
+    rows.wide = reinterpret_cast<float*>(at);
+    return rows;
+}
+
+inline int64_t stack_floats(const StackArgs& a) {
+    const int64_t widest = larger(larger(a.hidden, a.middle), query_width(a));
+    const int64_t values = 3 * query_width(a) + 2 * a.groups * a.head_dim + 2 * a.hidden + 3 * a.middle;
+    return a.rows * (values + widened_stride(widest)) + 8 * 16;
+}
+
+inline void product(const StackArgs& a, const LinearArgs& weight, const void* x, void* y, float* wide) {
+    LinearArgs args = weight;
+    args.x = {x, weight.in, a.bf16};
+    args.y = y;
+    args.rows = a.rows;
+    args.threads = a.threads;
+    linear_in_team(args, wide);
+}
+
+inline void normalise(const StackArgs& a, const void* x, const void* weight, void* residual, void* y) {
+    const Rows other{residual, a.hidden, a.bf16};
+    norm_in_team({{x, a.hidden, a.bf16}, residual ? &other : nullptr, {weight, 0, a.norm_bf16}, y, residual, a.rows,
+                  a.hidden, a.eps, a.round_last, a.threads});
+}
+
+// residual += x (normed first, if the family does so); normed = its norm.
+inline void add_and_normalise(const StackArgs& a, void* x, const void* own, const void* weight, const StackRows& rows) {
+    if (own) {
+        normalise(a, x, own, nullptr, rows.normed);
+        x = rows.normed;
+    }
+    normalise(a, x, weight, a.residual, rows.normed);
+}
+
+inline void attend_layer(const StackArgs& a, const StackLayer& layer, int64_t index, const StackRows& rows) {
+    const Rows query{layer.query_norm, 0, layer.head_norm_bf16}, key{layer.key_norm, 0, layer.head_norm_bf16};
+    const bool normed = layer.query_norm && layer.key_norm;
+    rope_in_team({{rows.qkv, query_width(a) + 2 * a.groups * a.head_dim, a.bf16}, rows.q, a.keys[index],
+                  a.values[index], a.kv_bf16, layer.cos, layer.sin, a.positions, a.slots, normed ? &query : nullptr,
+                  normed ? &key : nullptr, layer.head_eps, layer.head_round_last, a.rows, a.heads, a.groups,
+                  a.head_dim, a.threads});
+    AttentionArgs args = a.where;
+    args.q = rows.q;
+    args.y = rows.mixed;
+    args.keys = a.keys[index];
+    args.values = a.values[index];
+    args.window = layer.window;
+    attention_in_team(args);
+}
+
+// Copies the rows after `layer` layers to where they were asked for.
+inline void tap(const StackArgs& a, int64_t layer, const void* from) {
+    const int64_t size = a.bf16 ? 2 : 4;
+    for (int64_t i = 0; i < a.tap_count; ++i) {
+        if (a.taps[i] != layer) continue;
+#pragma omp for
+        for (int64_t row = 0; row < a.rows; ++row)
+            std::memcpy(static_cast<char*>(a.features) + (row * a.tap_count + i) * a.hidden * size,
+                        static_cast<const char*>(from) + row * a.hidden * size, size_t(a.hidden * size));
+    }
+}
+
+inline void stack_in_team(const StackArgs& a, const StackRows& rows) {
+    tap(a, 0, a.residual);
+    normalise(a, a.residual, a.layers[0].input_norm, nullptr, rows.normed);
+    for (int64_t index = 0; index < a.layer_count; ++index) {
+        const StackLayer& layer = a.layers[index];
+        const bool last = index + 1 == a.layer_count;
+        product(a, layer.qkv, rows.normed, rows.qkv, rows.wide);
+        attend_layer(a, layer, index, rows);
+        product(a, layer.output, rows.mixed, rows.output, rows.wide);
+        add_and_normalise(a, rows.output, layer.output_norm, layer.mlp_norm, rows);
+        product(a, layer.gate_up, rows.normed, rows.gate_up, rows.wide);
+        gated_in_team({{rows.gate_up, 2 * a.middle, a.bf16}, rows.gated, a.rows, a.middle, a.gelu, a.threads});
+        product(a, layer.down, rows.gated, rows.output, rows.wide);
+        add_and_normalise(a, rows.output, layer.mlp_output_norm,
+                          last ? a.final_norm : a.layers[index + 1].input_norm, rows);
+        tap(a, index + 1, a.residual);
+    }
+    tap(a, kFinalTap, rows.normed);
+#pragma omp for
+    for (int64_t row = 0; row < a.rows; ++row) {
+        const int64_t size = a.hidden * (a.bf16 ? 2 : 4);
+        std::memcpy(static_cast<char*>(a.final) + row * size, static_cast<const char*>(rows.normed) + row * size,
+                    size_t(size));
+    }
+}
+
+void stack(const StackArgs& a) {
+    Scratch scratch(stack_floats(a));
+    const StackRows rows = stack_rows(a, reinterpret_cast<char*>(scratch.data));
+#pragma omp parallel num_threads(a.threads)
+    stack_in_team(a, rows);
+}

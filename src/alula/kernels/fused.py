@@ -1,0 +1,139 @@
+"""All layers of a decoder in one call of the native set: the same steps, without Python between them.
+
+Between steps the threads stay together, so nothing is woken or put to sleep. The bits are those of the single steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from alula.kernels import _native
+from alula.kernels.checks import check_attention_width, check_layer, check_rows, check_same
+from alula.kernels.stack import Hidden, Layer, Stack
+
+if TYPE_CHECKING:
+    from alula.cache.pool import KVLayer
+    from alula.kernels.native import NativeLinear
+    from alula.tree import AttentionInput
+
+Resolve = Callable[["AttentionInput"], _native.Where]
+
+
+class FusedStack:
+    """A `PreparedStack`. All products are native ones, with results in the dtype of their weights.
+
+    resolve: looks up where rows find their keys, once per forward.
+    """
+
+    def __init__(
+        self, level: _native.Level, stack: Stack, linears: Sequence[Sequence[NativeLinear]], resolve: Resolve
+    ) -> None:
+        self._stack, self._linears, self._resolve = stack, linears, resolve
+        first, rope = linears[0], stack.layers[0].rope
+        self._dtype, self._head_dim = first[0].out_dtype, 2 * rope.cos_MK.shape[1]
+        self._hidden, queries = first[0].in_features, first[1].in_features
+        self._groups = (first[0].out_features - queries) // (2 * self._head_dim)
+        self._positions = min(len(layer.rope.cos_MK) for layer in stack.layers)
+        self._norms = [weight for layer in stack.layers for weight in _norms(layer)] + [stack.final_norm_D]
+        check_same("norms", [weight for weight in self._norms if weight is not None])
+        self._native = _native.Stack(
+            level,
+            self._dtype == torch.bfloat16,
+            self._hidden,
+            first[3].in_features,
+            stack.heads,
+            self._groups,
+            self._head_dim,
+            stack.scale,
+            stack.softcap,
+            stack.eps,
+            stack.round_last,
+            stack.activation == "gelu_tanh",
+            stack.final_norm_D.data_ptr(),
+            stack.final_norm_D.dtype == torch.bfloat16,
+        )
+        for layer, weights in zip(stack.layers, linears, strict=True):
+            self._add(layer, weights)
+
+    def _add(self, layer: Layer, weights: Sequence[NativeLinear]) -> None:
+        norm = layer.head_norm
+        query, key = (None, None) if norm is None else (norm.query_K, norm.key_K)
+        qkv, output, gate_up, down = weights
+        self._native.add(
+            qkv.packed,
+            output.packed,
+            gate_up.packed,
+            down.packed,
+            layer.input_norm_D.data_ptr(),
+            _address(layer.output_norm_D),
+            layer.mlp_norm_D.data_ptr(),
+            _address(layer.mlp_output_norm_D),
+            _address(query),
+            _address(key),
+            query is not None and query.dtype == torch.bfloat16,
+            0.0 if norm is None else norm.eps,
+            norm is not None and norm.round_last,
+            layer.rope.cos_MK.data_ptr(),
+            layer.rope.sin_MK.data_ptr(),
+            layer.window,
+        )
+
+    def run(
+        self, embedded_TD: torch.Tensor, where: AttentionInput, caches: Sequence[KVLayer], taps: Sequence[int]
+    ) -> Hidden:
+        """See `PreparedStack`."""
+        resolved = self._resolve(where)
+        self._check(embedded_TD, where, resolved, caches)
+        rows = len(embedded_TD)
+        residual_TD = embedded_TD.clone(memory_format=torch.contiguous_format)
+        final_TD = torch.empty_like(residual_TD)
+        features_TF = torch.empty((rows, len(taps) * self._hidden), dtype=self._dtype) if taps else None
+        if rows:
+            self._native.run(
+                resolved,
+                residual_TD.data_ptr(),
+                final_TD.data_ptr(),
+                [cache.keys.data_ptr() for cache in caches],
+                [cache.values.data_ptr() for cache in caches],
+                caches[0].keys.dtype == torch.bfloat16,
+                where.positions_T.data_ptr(),
+                where.slots_T.data_ptr(),
+                list(taps),
+                _address(features_TF),
+                torch.get_num_threads(),
+            )
+        return Hidden(final_TD, features_TF)
+
+    def _check(
+        self, embedded_TD: torch.Tensor, where: AttentionInput, resolved: _native.Where, caches: Sequence[KVLayer]
+    ) -> None:
+        check_rows("embedded", embedded_TD, self._hidden)
+        if embedded_TD.dtype != self._dtype or len(embedded_TD) != len(where.prefix_T):
+            raise ValueError(
+                f"embedded is {embedded_TD.dtype} with {len(embedded_TD)} rows: give {self._dtype} and "
+                f"{len(where.prefix_T)} rows, one for each of the attention input"
+            )
+        if len(caches) != len(self._stack.layers):
+            raise ValueError(f"caches has {len(caches)} layers: give {len(self._stack.layers)}, one per decoder layer")
+        if resolved.highest_position >= self._positions:
+            raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")
+        for cache in caches:
+            check_layer(cache)
+            check_attention_width(cache, self._groups, self._head_dim)
+            if cache.keys.dtype != caches[0].keys.dtype:
+                raise ValueError("caches have several dtypes: give one")
+            if resolved.highest_slot >= len(cache.keys):
+                raise ValueError(
+                    f"slot {resolved.highest_slot} is outside the cache of {len(cache.keys)}: widen the cache"
+                )
+
+
+def _norms(layer: Layer) -> tuple[torch.Tensor | None, ...]:
+    return layer.input_norm_D, layer.output_norm_D, layer.mlp_norm_D, layer.mlp_output_norm_D
+
+
+def _address(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
