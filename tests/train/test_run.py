@@ -13,10 +13,10 @@ from alula.config import AlulaError
 from alula.draft.dialects import read_head
 from alula.draft.load import load_drafter
 from alula.model.load import load_model
+from alula.train.config import Recipe, TrainConfig
 from alula.train.features import FeatureStore
-from alula.train.run import TrainConfig, run
+from alula.train.run import run
 from alula.train.target import DecoderTarget
-from alula.train.trainer import Recipe
 from tests.engine.tiny import save_tiny_llama
 from tests.train.support import conversations
 

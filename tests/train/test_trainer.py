@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from alula.train.config import Recipe
 from alula.train.data import Conversation
 from alula.train.evaluate import StepFigures, evaluate, expected_length
 from alula.train.initial import new_head, ridge
 from alula.train.muon import orthogonal
-from alula.train.trainer import Recipe, Trainer
+from alula.train.trainer import Trainer
 from tests.train.support import SIZES, VOCAB, FakeTarget, batch, conversations, random_head, store, vocabulary
 
 RECIPE = Recipe(

@@ -1,6 +1,6 @@
 """`alula train`: a head for a model.
 
-Its flags are the fields of `alula.train.run.TrainConfig`, which only this command imports, torch and all.
+Its flags are the fields of `alula.train.config.TrainConfig`. torch is imported only once they are parsed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Train:
 
 def train(arguments: Sequence[str]) -> int:
     """Parse the flags after `train` and run. The same command, given again, goes on where it stopped."""
-    from alula.train.run import TrainConfig, run
+    from alula.train.config import TrainConfig
 
     config = tyro.cli(
         TrainConfig,
@@ -30,6 +30,8 @@ def train(arguments: Sequence[str]) -> int:
         args=list(arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
+    from alula.train.run import run
+
     run(config)
     head = config.output / "head"
     print(f"the head is in {head}: use it with --drafter {head}")
