@@ -15,6 +15,7 @@ from alula.draft.load import load_drafter
 from alula.model.load import load_model
 from alula.train.config import Recipe, TrainConfig
 from alula.train.features import FeatureStore
+from alula.train.methods.options import Eagle3Options
 from alula.train.run import run
 from alula.train.target import DecoderTarget
 from tests.engine.tiny import save_tiny_llama
@@ -28,13 +29,12 @@ def test_a_run_its_continuation_and_the_head_in_service(tmp_path: Path) -> None:
         {"prompt_ids": c.tokens[: c.learned[0]], "answer_ids": c.tokens[c.learned[0] :]} for c in conversations(40)
     ]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recipe = Recipe(steps=3, total_tokens=300, tokens_per_batch=40, warmup_tokens=40)
+    recipe = Recipe(total_tokens=300, tokens_per_batch=40, warmup_tokens=40)
     config = TrainConfig(
         output=tmp_path / "run",
         model=str(folder),
         data=(data,),
-        draft_vocab_size=24,
-        intermediate_size=32,
+        method=Eagle3Options(steps=3, draft_vocab_size=24, intermediate_size=32),
         held_out_one_in=5,
         dtype="float32",
         recipe=recipe,
@@ -53,13 +53,16 @@ def test_a_run_its_continuation_and_the_head_in_service(tmp_path: Path) -> None:
 def _check_going_on_from_the_head(config: TrainConfig, folder: Path) -> None:
     """A run that starts from an exported head and makes one tiny step exports nearly that head."""
     still = replace(config.recipe, matrix_rate=0.0, other_rate=0.0)
-    run(replace(config, output=folder / "on", start_from=folder / "run" / "head", draft_vocab_size=5, recipe=still))
+    start = folder / "run" / "head"
+    other = replace(config.method, draft_vocab_size=5)
+    run(replace(config, output=folder / "on", start_from=start, method=other, recipe=still))
     before, after = (read_head(folder / name / "head").weights for name in ("run", "on"))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, rtol=0.01, atol=1e-6)
+    narrow = replace(config, output=folder / "off", start_from=start, method=replace(other, intermediate_size=16))
     with pytest.raises(AlulaError, match="intermediate_size"):
-        run(replace(config, output=folder / "off", start_from=folder / "run" / "head", intermediate_size=16))
+        run(narrow)
 
 
 def test_packed_texts_have_the_states_of_single_ones(tmp_path: Path) -> None:

@@ -5,36 +5,52 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+from alula.config import AlulaError
+from alula.train.methods.options import Eagle3Options, MethodOptions
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the loss and the optimiser do."""
+    """What the optimiser does, whatever the method."""
 
-    steps: int = 7
-    """Steps of the training-time test."""
-    step_decay: float = 0.8
-    """Weight of step i is step_decay ** i."""
-    chain_fraction: float = 1.0
-    """Share of the chains continued beyond step 0, drawn anew for each batch; below 1 saves time."""
-    candidates: int = 0
-    """Draft ids whose logits are made per batch (sampled softmax); 0 makes all."""
     matrix_rate: float = 0.004
-    """Peak rate of Muon, for the matrices of fc and the layer (linear warm-up, then cosine)."""
+    """Peak rate of Muon, for the inner matrices."""
     other_rate: float = 1e-4
-    """Peak rate of AdamW, for norms and LM head, which start as the target's."""
+    """Peak rate of AdamW, for everything else: norms, biases, LM head."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the rates come down after the warm-up."""
     final_share: float = 0.03
-    """The cosine ends at this share of the peak."""
+    """Share of the peak at which cosine and linear end."""
     warmup_tokens: int = 20_000
-    """Learned tokens of the warm-up."""
+    """Learned tokens over which the rates rise to their peak."""
     total_tokens: int = 2_000_000
     """Learned tokens until the end, repeats counted."""
     tokens_per_batch: int = 2048
-    """Learned tokens of one optimiser step."""
+    """Learned tokens of one forward."""
+    accumulate: int = 1
+    """Batches of one optimiser step, whose gradients are averaged; all processes together."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's."""
     clip: float = 1.0
     """Largest norm of the whole gradient."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the drafter's matrix products; its weights and the optimiser stay in fp32."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_batch", "accumulate", "total_tokens"):
+            _check(name, getattr(self, name), whole=True, least=1)
+        _check("warmup_tokens", self.warmup_tokens, whole=True, least=0)
+        for name in ("matrix_rate", "other_rate", "final_share"):
+            _check(name, getattr(self, name), least=0)
+        if not (isinstance(self.clip, (int, float)) and self.clip > 0):
+            raise AlulaError(f"clip is {self.clip!r}: give a number above 0")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise AlulaError(f"betas is {self.betas!r}: give two numbers of at least 0 and below 1")
+        _check_choice("schedule", self.schedule, "cosine", "linear", "constant")
+        _check_choice("precision", self.precision, "fp32", "bf16")
 
     def share(self, tokens: int) -> float:
         """Share of the peak rates after so many learned tokens."""
@@ -42,7 +58,49 @@ class Recipe:
             return (tokens + 1) / (self.warmup_tokens + 1)
         span = max(self.total_tokens - self.warmup_tokens, 1)
         done = min((tokens - self.warmup_tokens) / span, 1.0)
-        return self.final_share + (1 - self.final_share) * 0.5 * (1 + math.cos(math.pi * done))
+        falling = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}
+        left = falling[self.schedule]
+        return left if self.schedule == "constant" else self.final_share + (1 - self.final_share) * left
+
+
+@dataclass(frozen=True)
+class Served:
+    """Evaluation by the serving path: what it serves, and with which trees."""
+
+    held_out: int = 6
+    """Prompts of held-out conversations, at most."""
+    prompts: int = 6
+    """Prompts of ``file``, the first ones."""
+    file: Path | None = None
+    """Prompt file, JSON lines with `turns` or `prompt`; none takes the set that comes with alula."""
+    tokens: int = 64
+    """Longest answer, greedy."""
+    nodes: int = 16
+    """Rows verified per step: the draft tree with its root."""
+    depth: int = 6
+    """Levels of the draft tree."""
+    branch: int = 4
+    """Children tried per node."""
+    kv_cache_mib: int = 384
+    """Memory of the KV cache while prompts are served, MiB."""
+
+    def __post_init__(self) -> None:
+        for name in ("held_out", "prompts"):
+            _check(f"served.{name}", getattr(self, name), whole=True, least=0)
+        for name in ("tokens", "nodes", "depth", "branch", "kv_cache_mib"):
+            _check(f"served.{name}", getattr(self, name), whole=True, least=1)
+
+
+def _check(name: str, value: object, *, whole: bool = False, least: float) -> None:
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
+        kind = "whole number" if whole else "number"
+        raise AlulaError(f"{name} is {value!r}: give a {kind} of at least {least}")
+
+
+def _check_choice(name: str, value: str, *known: str) -> None:
+    if value not in known:
+        raise AlulaError(f"{name} is {value!r}: give one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -50,7 +108,7 @@ class TrainConfig:
     """A training run. The same command, given again, goes on where it was interrupted."""
 
     output: Path
-    """Folder of the run: data.jsonl, features/, checkpoint.pt, log.jsonl and head/ (the result)."""
+    """Folder of the run: checkpoint, log, picture, last/ (the newest drafter) and head/ (the best one in service)."""
     model: str = "smollm2"
     """The target: a built-in name, a Hugging Face folder or hub id, or a GGUF file."""
     data: tuple[Path, ...] = ()
@@ -59,20 +117,26 @@ class TrainConfig:
     """Folder of a head of the same sizes to go on from, with its own draft vocabulary; none starts from a fit."""
     answer_tokens: int = 300_000
     """How many answer tokens the target writes when no data is given."""
-    draft_vocab_size: int = 12_288
-    """Tokens the head can propose."""
-    intermediate_size: int | None = None
-    """Width of the head's MLP; the target's by default."""
-    rope_theta: float = 10_000.0
-    """Base of the head's rotary embedding, written to its config.json."""
     max_tokens: int = 1024
     """Longer conversations are cut here."""
     held_out_one_in: int = 24
     """One conversation in so many is kept for evaluation."""
     evaluated: int = 24
     """Held-out conversations looked at in each evaluation, at most."""
+    features: Literal["on-the-fly", "stored"] = "on-the-fly"
+    """Computed each time that a text is trained on, or once and kept in output/features."""
     save_minutes: float = 5.0
-    """Between checkpoints, each with an evaluation and an exported head."""
+    """Between checkpoints."""
+    evaluate_minutes: float = 15.0
+    """Between evaluations, each with a checkpoint."""
+    evaluate_steps: int = 0
+    """Optimiser steps between evaluations, besides those by the clock; 0 leaves it to the clock."""
+    served: Served = field(default_factory=Served)
+    """Evaluation by the serving path, which decides what head/ keeps."""
+    tensorboard: bool = False
+    """Also write the log for TensorBoard, to output/tensorboard."""
+    change: tuple[str, ...] = ()
+    """Settings that may differ from those of the checkpoint, as it names them: recipe.total_tokens, say."""
     dtype: str = "bfloat16"
     """Numeric format in which the target runs and features are kept."""
     threads: int | None = None
@@ -80,4 +144,14 @@ class TrainConfig:
     seed: int = 0
     """Start values, data order and data."""
     recipe: Recipe = field(default_factory=Recipe)
-    """Loss and optimiser."""
+    """Optimiser and schedule."""
+    method: MethodOptions = field(default_factory=Eagle3Options)
+    """What is trained, and its losses."""
+
+    def __post_init__(self) -> None:
+        for name in ("save_minutes", "evaluate_minutes"):
+            _check(name, getattr(self, name), least=0)
+        for name, least in (("answer_tokens", 1), ("max_tokens", 4), ("held_out_one_in", 2), ("evaluated", 0)):
+            _check(name, getattr(self, name), whole=True, least=least)
+        _check("evaluate_steps", self.evaluate_steps, whole=True, least=0)
+        _check_choice("features", self.features, "on-the-fly", "stored")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from alula.train.checkpoint import load_state, save_state
 from alula.train.config import TrainConfig
 from alula.train.data import Conversation, read_conversations, split_held_out
 from alula.train.features import FeatureStore
-from alula.train.methods.eagle3 import Eagle3Options
 from alula.train.methods.method import Setting
+from alula.train.methods.select import maker
 from alula.train.synth import SynthConfig, write_conversations
 from alula.train.target import DecoderTarget
 from alula.train.trainer import Trainer, append_log, figures_entry
@@ -57,16 +57,17 @@ def _write_data(config: TrainConfig) -> Path:
 
 
 def _trainer(config: TrainConfig, model: LoadedModel, files: Sequence[Path], train: Sequence[Conversation]) -> Trainer:
-    taps = config.method.taps(model.config.num_layers)
-    store = FeatureStore(DecoderTarget(model), taps=taps, dtype=model.dtype, directory=config.output / "features")
+    made = maker(config.method)
+    taps = made.taps(model.config.num_layers)
+    store = FeatureStore(DecoderTarget(model), taps=taps, dtype=model.dtype)
     setting = Setting(model, store, train, config.seed)
     state = load_state(config.output / "checkpoint.pt")
     if state is not None:
-        method = config.method.resumed(setting, state)
+        method = made.resumed(setting, state)
     elif config.start_from is not None:
-        method = config.method.continued(setting, config.start_from)
+        method = made.continued(setting, config.start_from)
     else:
-        method = config.method.fresh(setting)
+        method = made.fresh(setting)
 
     def read_data() -> Sequence[Conversation]:
         found = read_conversations(files, max_tokens=config.max_tokens)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from alula.config import AlulaError
 from alula.train.batch import Batch, make_batch
 from alula.train.config import Recipe
 from alula.train.data import Conversation, plan_batches
+from alula.train.distributed import OneProcess, Processes
 from alula.train.evaluate import StepFigures, evaluate, expected_length
 from alula.train.features import FeatureStore
-from alula.train.head import Eagle3Head, unroll
-from alula.train.loss import choose_candidates, soft_cross_entropy, target_distribution
+from alula.train.methods.method import Method
 from alula.train.muon import Muon
-from alula.train.vocabulary import DraftVocabulary
 
 
 @dataclass
@@ -34,25 +31,6 @@ class Progress:
     """Batches of this epoch, as conversation keys."""
     cursor: int = 0
     """Next batch of the plan."""
-
-
-class Processes(Protocol):
-    """The processes that train together, as one of them sees it."""
-
-    rank: int
-    count: int
-
-    def add(self, parameters: Sequence[torch.nn.Parameter], figures: torch.Tensor) -> None:
-        """Replace every gradient (a missing one is zero) and ``figures`` by the sum over all processes."""
-
-
-class OneProcess:
-    """Trains alone."""
-
-    rank, count = 0, 1
-
-    def add(self, parameters: Sequence[torch.nn.Parameter], figures: torch.Tensor) -> None:
-        """Nothing to add."""
 
 
 class Trainer:
@@ -100,6 +78,11 @@ class Trainer:
         figures = self._gradients(chosen)
         parameters = [p for p in self.method.module.parameters() if p.requires_grad]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
+        if not torch.isfinite(norm):
+            raise AlulaError(
+                f"the gradient of step {self.progress.step + 1} is not finite: lower recipe.matrix_rate or "
+                "recipe.other_rate, with --change, and go on from the checkpoint, which is sound"
+            )
         share = self.recipe.share(self.progress.tokens)
         for optimizer, peak in self.optimizers:
             for group in optimizer.param_groups:
@@ -139,6 +122,10 @@ class Trainer:
         self.generator.set_state(state["generator"])
         self.progress = Progress(**state["progress"])
 
+    def start_epoch(self) -> None:
+        """Leave what is planned, since the data has changed."""
+        self.progress.plan, self.progress.cursor = [], 0
+
     def _gradients(self, chosen: Sequence[Sequence[str]]) -> dict[str, float]:
         """Leave the mean gradient of the step's batches; the mean of each loss."""
         names: list[str] = []
@@ -146,12 +133,17 @@ class Trainer:
         for place, keys in enumerate(chosen):
             if place % self.processes.count != self.processes.rank:
                 continue
-            losses = self.method.losses(self._batch(keys), self._draws(place))
+            with self._autocast():
+                losses = self.method.losses(self._batch(keys), self._draws(place))
             torch.autograd.backward(torch.stack([loss.value * loss.weight for loss in losses]).sum() / len(chosen))
             values = torch.tensor([loss.value.item() for loss in losses]) / len(chosen)
             names, totals = [loss.name for loss in losses], totals + values if len(totals) else values
         self.processes.add([p for p in self.method.module.parameters() if p.requires_grad], totals)
         return dict(zip(names, totals.tolist(), strict=True))
+
+    def _autocast(self) -> torch.autocast:
+        device = next(self.method.module.parameters()).device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.recipe.precision == "bf16")
 
     def _draws(self, place: int) -> torch.Generator:
         """The generator of one batch: a step of a single batch goes on with the data order's, one of several has one
@@ -166,20 +158,28 @@ class Trainer:
         progress = self.progress
         if progress.cursor >= len(progress.plan):
             progress.epoch += bool(progress.plan)
-            conversations = self._reload()
-            progress.plan = plan_batches(
-                conversations, tokens_per_batch=self.recipe.tokens_per_batch, generator=self.generator
-            )
+            progress.plan = self.processes.agree(self._plan)
             progress.cursor = 0
-        elif not self._by_key:
+            if self.processes.rank:
+                self._by_key = {}  # only rank 0 has read the data that it planned
+        if not self._by_key:
             self._reload()
         keys = progress.plan[progress.cursor]
+        if not all(key in self._by_key for key in keys):
+            raise AlulaError(
+                "data lacks a conversation that this epoch has planned for: give the same files, or start a new epoch "
+                "with --change data"
+            )
         progress.cursor += 1
         return keys
 
     def _batch(self, keys: Sequence[str]) -> Batch:
         chosen = [self._by_key[key] for key in keys]
         return make_batch(chosen, self.store.get(chosen))
+
+    def _plan(self) -> list[list[str]]:
+        tokens = self.recipe.tokens_per_batch
+        return plan_batches(self._reload(), tokens_per_batch=tokens, generator=self.generator)
 
     def _reload(self) -> Sequence[Conversation]:
         conversations = self.read_data()
@@ -199,12 +199,6 @@ def _optimizers(method: Method, recipe: Recipe) -> list[tuple[torch.optim.Optimi
         adam = torch.optim.AdamW(others, lr=recipe.other_rate, betas=recipe.betas, weight_decay=0.0, fused=True)
         optimizers.append((adam, recipe.other_rate))
     return optimizers
-
-
-def append_log(path: Path, entry: Mapping[str, Any]) -> None:
-    """Add one JSON line."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
 
 
 def figures_entry(figures: Sequence[StepFigures]) -> dict[str, Any]:
