@@ -13,14 +13,18 @@ import tyro
 
 @dataclass(frozen=True)
 class Train:
-    """Train an EAGLE-3 head for a model, on conversations that the model writes itself or on given ones."""
+    """Train a drafter for a model, on conversations that the model writes itself or on given ones.
+
+    The same command, given again, goes on where it stopped. Started by torchrun, its processes share the work.
+    """
 
     def run(self) -> int:
         return train(())
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Parse the flags after `train` and run. The same command, given again, goes on where it stopped."""
+    """Parse the flags after `train` and run."""
+    from alula.cli.synth import Bar
     from alula.train.config import TrainConfig
 
     config = tyro.cli(
@@ -32,7 +36,7 @@ def train(arguments: Sequence[str]) -> int:
     )
     from alula.train.run import run
 
-    run(config)
+    run(config, Bar)
     head = config.output / "head"
     print(f"the head is in {head}: use it with --drafter {head}")
     return 0

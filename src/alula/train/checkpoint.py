@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +12,22 @@ import torch
 from alula.config import AlulaError, Rope
 from alula.draft import head_config
 from alula.draft.dialects import read_head, save_official
+from alula.train.files import write_whole
 from alula.train.head import Eagle3Head, HeadConfig
 from alula.train.vocabulary import DraftVocabulary
+
+CHECKPOINT = "checkpoint.pt"
+"""Its name in the folder of a run."""
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write a trainer's state; the file is replaced only once the new one is complete and on disk."""
-    unfinished = path.with_suffix(".tmp")
-    try:
+
+    def write(unfinished: Path) -> None:
         with unfinished.open("wb") as file:
             torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+
+    write_whole(path, write)
 
 
 def load_state(path: Path) -> dict[str, Any] | None:
@@ -38,7 +37,9 @@ def load_state(path: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise AlulaError(f"checkpoint {path} cannot be read; remove it to start over") from error
+        raise AlulaError(f"checkpoint {path} cannot be read: remove it to start over") from error
+    if not isinstance(state, dict):
+        raise AlulaError(f"checkpoint {path} holds no state: remove it to start over, or give another output")
     return state
 
 

@@ -70,9 +70,9 @@ class Served:
     held_out: int = 6
     """Prompts of held-out conversations, at most."""
     prompts: int = 6
-    """Prompts of ``file``, the first ones."""
-    file: Path | None = None
-    """Prompt file, JSON lines with `turns` or `prompt`; none takes the set that comes with alula."""
+    """The first prompts of each of ``sets``."""
+    sets: tuple[str, ...] = ("default",)
+    """alula's own prompt sets by name, or files of JSON lines with `turns` or `prompt`."""
     tokens: int = 64
     """Longest answer, greedy."""
     nodes: int = 16

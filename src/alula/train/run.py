@@ -1,133 +1,151 @@
-"""`alula train`: from a model's name to a head that serves."""
+"""`alula train`: from a model's name to a drafter that serves."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from alula.bench.tasks import read_prompts
 from alula.config import AlulaError
-from alula.draft.load import target_provenance
+from alula.draft.drafter import NoDrafter
 from alula.engine.config import EngineConfig
-from alula.engine.llm import LLM
+from alula.engine.engine import Engine
 from alula.model.load import LoadedModel, load_model, set_threads
-from alula.sequence import SamplingParams
-from alula.train.checkpoint import load_state, save_state
+from alula.train.checkpoint import CHECKPOINT, load_state
 from alula.train.config import TrainConfig
 from alula.train.data import Conversation, read_conversations, split_held_out
+from alula.train.distributed import Processes, joined
 from alula.train.features import FeatureStore
+from alula.train.generate import engine_generate
+from alula.train.loop import Keeper, Loop
 from alula.train.methods.method import Setting
 from alula.train.methods.select import maker
+from alula.train.provenance import provenance_of
+from alula.train.report import Report
+from alula.train.resume import DATA, check_names, check_resumable, data_record, settings_of
+from alula.train.served import ServedEvaluation
+from alula.train.shards import ShardStore
 from alula.train.synth import SynthConfig, write_conversations
 from alula.train.target import DecoderTarget
-from alula.train.trainer import Trainer, append_log, figures_entry
+from alula.train.trainer import Trainer
+from alula.train.watch import Watch
+
+Watching = Callable[[], AbstractContextManager[Watch]]
+"""Who is told how the writing of data goes, if it has to be written."""
 
 
-def run(config: TrainConfig) -> None:
-    """Train, export to ``output/head`` and return. Raises AlulaError for what the user can mend."""
+def run(config: TrainConfig, watching: Watching = lambda: nullcontext(Watch())) -> None:
+    """Train, keep the best in ``output/head`` and return. Raises AlulaError for what the user can mend."""
     set_threads(config.threads)
+    _check_files(config)
     config.output.mkdir(parents=True, exist_ok=True)
-    files = config.data or (_write_data(config),)
-    model = load_model(config.model, dtype=config.dtype)
-    train, held = split_held_out(read_conversations(files, max_tokens=config.max_tokens), one_in=config.held_out_one_in)
-    if not train:
-        raise AlulaError("data holds no conversation with an answer; give more of it")
-    trainer = _trainer(config, model, files, train)
-    provenance = _provenance(config, model, files, trainer, held)
-    _loop(config, trainer, held[: config.evaluated], provenance)
+    with joined() as processes, Report(processes.rank == 0) as report:
+        model = load_model(config.model, dtype=config.dtype)
+        settings = settings_of(config, model.weights_hash)
+        check_names(config.change, settings)
+        files = config.data or (processes.agree(lambda: _write_data(config, model, watching)),)
+        state = load_state(config.output / CHECKPOINT)
+        if state is not None:
+            check_resumable(config.output / CHECKPOINT, state, settings, files, config.change)
+        _Assembly(config, model, files, processes, report).train(state, settings)
 
 
-def _write_data(config: TrainConfig) -> Path:
+def _check_files(config: TrainConfig) -> None:
+    """Before anything is loaded."""
+    for path in config.data:
+        if not path.is_file():
+            raise AlulaError(f"data file {path} does not exist: check the path")
+    for name in config.served.sets if config.served.prompts else ():
+        read_prompts(name, config.served.prompts)
+    if config.start_from is not None and not config.start_from.is_dir():
+        raise AlulaError(f"start_from: {config.start_from} is no folder: give that of a head")
+
+
+def _write_data(config: TrainConfig, model: LoadedModel, watching: Watching) -> Path:
     path = config.output / "data.jsonl"
     synth = SynthConfig(config.answer_tokens, seed=config.seed)
     # Wide batches: nothing waits for these texts, and a row of many shares each load of the weights.
-    engine = EngineConfig(max_num_seqs=synth.batch, max_num_batched_tokens=4 * synth.batch, kv_cache_mib=1536)
-    llm = LLM(config.model, drafter="none", dtype=config.dtype, config=engine)
-
-    def generate(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        return [output.outputs[0].token_ids for output in llm.generate(list(prompts), list(params))]
-
-    write_conversations(path, llm.tokenizer, generate, synth)
+    wide = EngineConfig(max_num_seqs=synth.batch, max_num_batched_tokens=4 * synth.batch, kv_cache_mib=1536)
+    with watching() as watch:
+        generate = engine_generate(Engine(model, NoDrafter(), wide), watch.tokens)
+        write_conversations(path, model.tokenizer, generate, synth, watch)
     return path
 
 
-def _trainer(config: TrainConfig, model: LoadedModel, files: Sequence[Path], train: Sequence[Conversation]) -> Trainer:
-    made = maker(config.method)
-    taps = made.taps(model.config.num_layers)
-    store = FeatureStore(DecoderTarget(model), taps=taps, dtype=model.dtype)
-    setting = Setting(model, store, train, config.seed)
-    state = load_state(config.output / "checkpoint.pt")
-    if state is not None:
-        method = made.resumed(setting, state)
-    elif config.start_from is not None:
-        method = made.continued(setting, config.start_from)
-    else:
-        method = made.fresh(setting)
+class _Assembly:
+    """The parts of one run, put together."""
 
-    def read_data() -> Sequence[Conversation]:
-        found = read_conversations(files, max_tokens=config.max_tokens)
-        return split_held_out(found, one_in=config.held_out_one_in)[0]
+    def __init__(
+        self, config: TrainConfig, model: LoadedModel, files: Sequence[Path], processes: Processes, report: Report
+    ) -> None:
+        self._config, self._model, self._files = config, model, files
+        self._processes, self._report = processes, report
 
-    trainer = Trainer(method, store, config.recipe, read_data, seed=config.seed)
-    if state is not None:
-        trainer.restore(state)
-    return trainer
+    def train(self, state: dict[str, Any] | None, settings: dict[str, Any]) -> None:
+        train, held = self._read(self._report.say)
+        if not train:
+            raise AlulaError("data holds no conversation with an answer to train on: give more of it")
+        store = self._store()
+        trainer = self._trainer(store, train, state)
+        facts = trainer.method.facts(held)
+        self._report.opening(trainer, train, held, facts)
+        keeper = self._keeper(trainer, held, settings, facts) if self._processes.rank == 0 else None
+        Loop(self._config, trainer, keeper, self._model.config, self._report).run()
 
+    def _keeper(
+        self, trainer: Trainer, held: list[Conversation], settings: dict[str, Any], facts: Mapping[str, Any]
+    ) -> Keeper:
+        config = self._config
+        evaluation = ServedEvaluation(self._model, held, config.served)
+        record = {"settings": settings, DATA: data_record(self._files)}
+        known = provenance_of(config, self._model, self._files, facts)
+        return Keeper(config, trainer, evaluation, held[: config.evaluated], record, known, self._report)
 
-def _loop(config: TrainConfig, trainer: Trainer, held: Sequence[Conversation], provenance: Mapping[str, Any]) -> None:
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    def _read(self, tell: Callable[[str], None]) -> tuple[list[Conversation], list[Conversation]]:
+        """(training, held out)"""
+        found = read_conversations(
+            self._files, max_tokens=self._config.max_tokens, tokenizer=self._model.tokenizer, tell=tell
+        )
+        return split_held_out(found, one_in=self._config.held_out_one_in)
 
-    columns = (*Progress.get_default_columns()[:2], TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn()) as bar:
-        task = bar.add_task("training", total=trainer.recipe.total_tokens, figures="")
-        saved = time.monotonic()
-        while not trainer.finished:
-            entry = trainer.train_step()
-            append_log(config.output / "log.jsonl", {"step": trainer.progress.step, **entry})
-            shown = f"loss {entry['loss_0']:.2f}, {entry['tokens_per_second']:.0f} tokens/s"
-            bar.update(task, completed=trainer.progress.tokens, figures=shown)
-            if time.monotonic() - saved > 60 * config.save_minutes:
-                _save(config, trainer, held, provenance)
-                saved = time.monotonic()
-    _save(config, trainer, held, provenance)
+    def _store(self) -> FeatureStore:
+        target, model = DecoderTarget(self._model), self._model
+        taps = maker(self._config.method).taps(model.config.num_layers)
+        if self._config.features == "on-the-fly":
+            return FeatureStore(target, taps=taps, dtype=model.dtype)
+        return ShardStore(
+            target,
+            taps=taps,
+            dtype=model.dtype,
+            folder=self._config.output / "features",
+            identity={"weights": model.weights_hash},
+            part=(self._processes.rank, self._processes.count),
+        )
 
+    def _trainer(self, store: FeatureStore, train: list[Conversation], state: dict[str, Any] | None) -> Trainer:
+        config, making = self._config, maker(self._config.method)
+        self._prepare(store, train)
+        setting = Setting(self._model, store, train, config.seed)
+        if state is not None:
+            method = making.resumed(setting, state)
+        elif config.start_from is not None:
+            method = making.continued(setting, config.start_from)
+        else:
+            method = making.fresh(setting)
 
-def _save(config: TrainConfig, trainer: Trainer, held: Sequence[Conversation], provenance: Mapping[str, Any]) -> None:
-    """Checkpoint, evaluate, log, export."""
-    save_state(config.output / "checkpoint.pt", trainer.state())
-    reached = {"step": trainer.progress.step, "tokens": trainer.progress.tokens}
-    figures = figures_entry(trainer.evaluate(held, steps=trainer.method.steps)) if held else {}
-    append_log(config.output / "log.jsonl", {**reached, "evaluation": figures})
-    trained = {**provenance, "training": {**reached, "evaluation": figures}}
-    trainer.method.export(config.output / "head", trained)
+        def read_data() -> Sequence[Conversation]:
+            found = self._read(lambda sentence: None)[0]
+            self._prepare(store, found)
+            return found
 
+        trainer = Trainer(method, store, config.recipe, read_data, seed=config.seed, processes=self._processes)
+        if state is not None:
+            trainer.restore(state)
+            if DATA in config.change:
+                trainer.start_epoch()
+        return trainer
 
-def _provenance(
-    config: TrainConfig,
-    model: LoadedModel,
-    files: Sequence[Path],
-    trainer: Trainer,
-    held: Sequence[Conversation],
-) -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from alula.model.weights import hash_file
-
-    try:
-        alula = version("alula")
-    except PackageNotFoundError:
-        alula = "source"
-    return {
-        "target": target_provenance(model),
-        "data": {file.name: hash_file(file) for file in files},
-        **trainer.method.facts(held),
-        "method": {"name": config.method.name, **asdict(config.method)},
-        "recipe": asdict(config.recipe),
-        "versions": {"alula": alula, "torch": torch.__version__, "python": sys.version.split()[0]},
-        "argv": sys.argv[1:],
-    }
+    def _prepare(self, store: FeatureStore, conversations: Sequence[Conversation]) -> None:
+        store.prepare(conversations, self._report.say)

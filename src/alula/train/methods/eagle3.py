@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from alula.draft.head_config import default_taps
 from alula.train.batch import Batch, make_batch
+from alula.train.branches import HeadBranches
 from alula.train.checkpoint import export_head, read_start
 from alula.train.data import Conversation
 from alula.train.features import FeatureTarget
@@ -20,6 +21,7 @@ from alula.train.initial import new_head, tap_sizes
 from alula.train.loss import choose_candidates, soft_cross_entropy, target_distribution
 from alula.train.methods.method import Guesses, Loss, Method, Setting
 from alula.train.methods.options import Eagle3Options
+from alula.train.simulate import Branches
 from alula.train.vocabulary import DraftVocabulary, choose_vocabulary, expected_counts
 
 _SAMPLES = 200
@@ -115,7 +117,7 @@ class Eagle3Method:
         for step, result in enumerate(unroll(self.head, batch.chains, steps=self.steps, kept_A=kept_A)):
             flat_R, index_R = batch.rows(step, result.columns_A)
             flat_R, index_R = flat_R[known_M[index_R]], index_R[known_M[index_R]]
-            hidden_RD = self.head.norm(result.hidden_BAD.flatten(0, 1)[flat_R])
+            hidden_RD = self.head.readout(result.hidden_BAD.flatten(0, 1)[flat_R])
             share_R = hidden_RD.new_full((len(flat_R),), 1 / max(len(flat_R), 1))
             value = soft_cross_entropy(
                 hidden_RD, weight_CD, probabilities_MC, index_R, share_R, candidates.correction_N
@@ -126,11 +128,14 @@ class Eagle3Method:
     def guesses(self, batch: Batch, *, steps: int, width: int) -> Iterator[Guesses]:
         for step, result in enumerate(unroll(self.head, batch.chains, steps=steps)):
             flat_R, index_R = batch.rows(step, result.columns_A)
-            hidden_RD = self.head.norm(result.hidden_BAD.flatten(0, 1)[flat_R])
-            best = [self.head.lm_head(part).log_softmax(-1).topk(width) for part in hidden_RD.split(_BLOCK)]
+            hidden_RD = self.head.readout(result.hidden_BAD.flatten(0, 1)[flat_R])
+            best = [self.head.logits(part).log_softmax(-1).topk(width) for part in torch.split(hidden_RD, _BLOCK)]
             columns_RK = torch.cat([part.indices for part in best])
             log_q_RK = torch.cat([part.values for part in best])
             yield Guesses(flat_R, index_R, self.vocabulary.target_ids_C[columns_RK], log_q_RK)
+
+    def branches(self, batch: Batch) -> Branches:
+        return HeadBranches(self.head, batch.chains, self.vocabulary.target_ids_C)
 
     def saved(self) -> dict[str, Any]:
         return {"target_ids": self.vocabulary.target_ids_C}

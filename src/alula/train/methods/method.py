@@ -20,6 +20,7 @@ from alula.model.load import LoadedModel
 from alula.train.batch import Batch
 from alula.train.data import Conversation
 from alula.train.features import FeatureStore
+from alula.train.simulate import Branches
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ class Method(Protocol):
 
     def guesses(self, batch: Batch, *, steps: int, width: int) -> Iterator[Guesses]:
         """What it proposes on held-out texts, step by step; ``width`` proposals a row."""
+
+    def branches(self, batch: Batch) -> Branches:
+        """Draft trees in training, from the pairs at which the chains of a batch of one text start."""
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint keeps beside ``module.state_dict()`` so that `Maker.resumed` can build it again."""
