@@ -300,7 +300,8 @@ def test_an_older_file_is_continued(tmp_path: Path) -> None:
         ({"top_p": 0.0}, "top_p is 0"),
         ({"max_tokens": 8}, "max_tokens is 8"),
         ({"rewrite": True}, "no inputs"),
-        ({"inputs": (Path("nothing.jsonl"),)}, "nothing.jsonl cannot be read"),
+        ({"exclude": ("nothing",)}, "exclude: nothing is no file"),
+        ({"inputs": (Path("nothing.jsonl"),)}, "inputs: nothing.jsonl is no file"),
     ],
 )
 def test_bad_settings_are_named_before_anything_is_written(change: dict[str, Any], named: str, tmp_path: Path) -> None:

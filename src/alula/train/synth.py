@@ -15,6 +15,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alula.bench.tasks import prompt_file
 from alula.config import AlulaError
 from alula.train.contamination import SHORTEST, Exclusion
 from alula.train.dialogue import (
@@ -100,6 +101,10 @@ class SynthConfig:
             raise AlulaError(f"top_p is {self.top_p}: give a number above 0 and at most 1")
         if self.rewrite and not self.inputs:
             raise AlulaError("rewrite is on and there are no inputs: give files of conversations")
+        named = [("inputs", path) for path in self.inputs] + [("exclude", prompt_file(name)) for name in self.exclude]
+        for name, path in named:
+            if not path.is_file():
+                raise AlulaError(f"{name}: {path} is no file: check the path")
 
     @property
     def wanted(self) -> int | None:
@@ -149,8 +154,6 @@ def write_conversations(
 
 def read_exclusion(config: SynthConfig, watch: Watch) -> Exclusion:
     """The user's turns of all ``exclude`` files. Raises AlulaError for one that cannot be read or holds no prompt."""
-    from alula.bench.tasks import prompt_file
-
     exclusion = Exclusion(config.ngram)
     for name in config.exclude:
         path, bad = prompt_file(name), BadLines(watch.tell)
