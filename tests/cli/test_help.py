@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Shell
 
-COMMANDS = ("generate", "chat", "prove", "bench", "train")
+COMMANDS = ("generate", "chat", "prove", "bench", "synth", "train")
 
 
 def test_help_takes_less_than_a_second(shell: Shell) -> None:
@@ -24,17 +24,18 @@ def test_help_takes_less_than_a_second(shell: Shell) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
-def test_parsing_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", ["generate", "synth"])
+def test_parsing_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\nfrom alula.cli import main\n"
-        "try:\n    main(['generate', '--help'])\nexcept SystemExit:\n    pass\n"
+        f"try:\n    main(['{command}', '--help'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", COMMANDS[:-1])
+@pytest.mark.parametrize("command", COMMANDS[:4])
 def test_common_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     from alula.cli import main
 
@@ -68,4 +69,4 @@ def test_train_tells_its_mistakes_in_a_sentence(tmp_path: Path, capsys: pytest.C
     missing = tmp_path / "nothing.jsonl"
     assert main(["train", "--output", str(tmp_path / "run"), "--data", str(missing), "--model", "nothing"]) == 2
     shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.startswith("alula: error: model 'nothing'")
+    assert shown.out == "" and shown.err.startswith(f"alula: error: data file {missing} does not exist")
