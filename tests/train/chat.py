@@ -42,12 +42,13 @@ BLIND = "{% for m in messages %}<|start|>{{ m['content'] | upper }}<|end|>{% end
 """Answers look different in the text, so they cannot be found."""
 
 
-def chat_tokenizer(template: str | None = PLAIN) -> Tokenizer:
+def chat_tokenizer(template: str | None = PLAIN, *, special_end: bool = True) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<|start|>", "<|end|>", "<|eos|>")])
+    added = [AddedToken(name, special=special_end or name != "<|end|>") for name in ("<|start|>", "<|end|>", "<|eos|>")]
+    backend.add_tokens(added)
     return Tokenizer(backend, template, {"eos_token": "<|end|>"})
 
 

@@ -44,6 +44,12 @@ def test_a_template_that_marks_answers_without_their_end() -> None:
     ]
 
 
+def test_an_end_token_that_is_not_marked_as_special() -> None:
+    tokenizer = chat_tokenizer(PLAIN, special_end=False)
+    tokens, spans = find_answers(tokenizer, TALK)
+    assert [tokenizer.decode(tokens[start:end]) for start, end in spans] == ["A1<|end|>", "Ä2<|end|>"]
+
+
 def test_reasoning_is_learned_where_the_template_shows_it() -> None:
     first = {"role": "assistant", "content": "<think>why</think>A1"}
     last = {"role": "assistant", "content": "<think>hm</think>A2"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from alula.config import AlulaError
 from alula.train.contamination import Exclusion
 from alula.train.journal import Record, keys, record_of
-from alula.train.masks import Span
+from alula.train.masks import Span, turn_ends
 from alula.train.sources import Message, Source
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Talk:
         self._sampling = sampling
         self._exclusion = exclusion
         self._stop_ids, self._stop = turn_end(tokenizer)
+        self._ends = turn_ends(tokenizer)
         self._hash = vocabulary_hash(tokenizer)
 
     def hold(self, dialogues: Sequence[Dialogue], seen: Container[bytes], phase: Callable[[str], None]) -> None:
@@ -138,7 +139,7 @@ class Talk:
     def _user_text(self, turn: Sequence[int]) -> tuple[str, bool]:
         """(text, whether the turn was ended) of generated tokens."""
         text = self._tokenizer.decode(turn)
-        ended = bool(turn) and turn[-1] in self._tokenizer.special_ids
+        ended = bool(turn) and turn[-1] in self._ends
         for stop in self._stop:
             text, found, _ = text.partition(stop)
             ended = ended or bool(found)
@@ -193,7 +194,7 @@ class Talk:
             dialogue.take(prompt, answer, text, temperature, self._hash)
             more = dialogue.given or dialogue.asked < dialogue.turns
             # An answer that was cut off has no end of turn, so nothing can follow it.
-            dialogue.open = bool(more) and answer[-1] in self._tokenizer.special_ids
+            dialogue.open = bool(more) and answer[-1] in self._ends
 
     def _asking(self, dialogue: Dialogue) -> SamplingParams:
         from alula.sequence import SamplingParams

@@ -40,6 +40,11 @@ def find_answers(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[lis
     return list(encoding.ids), [(start, end) for start, end in spans if start < end]
 
 
+def turn_ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that may end a turn: the special ones, and the end token where it is not marked as special."""
+    return tokenizer.special_ids if tokenizer.eos_id is None else tokenizer.special_ids | {tokenizer.eos_id}
+
+
 def check_template(tokenizer: Tokenizer) -> None:
     """Raises AlulaError for a chat template in which answers cannot be found, before any work is done."""
     tokens, spans = find_answers(tokenizer, _PROBE)
@@ -96,9 +101,9 @@ def _token_span(tokenizer: Tokenizer, ids: Sequence[int], offsets: Sequence[Span
     first, last = place
     start = next((i for i, (begin, _) in enumerate(offsets) if begin >= first), len(ids))
     end = next((i for i in range(start, len(ids)) if offsets[i][0] >= last), len(ids))
-    if start == end or ids[end - 1] in tokenizer.special_ids:
+    if start == end or ids[end - 1] in turn_ends(tokenizer):
         return start, end
-    if end < len(ids) and ids[end] in tokenizer.special_ids:
+    if end < len(ids) and ids[end] in turn_ends(tokenizer):
         return start, end + 1
     spaced = end + 1 < len(ids) and not tokenizer.decode([ids[end]]).strip()
     return (start, end + 2) if spaced and ids[end + 1] == tokenizer.eos_id else (start, end)
