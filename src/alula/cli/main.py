@@ -11,6 +11,7 @@ import tyro
 
 from alula.cli.bench import Bench
 from alula.cli.chat import Chat
+from alula.cli.convert import Convert
 from alula.cli.errors import guarded
 from alula.cli.generate import Generate
 from alula.cli.prove import Prove
@@ -24,6 +25,7 @@ Command: TypeAlias = (
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Synth, tyro.conf.subcommand("synth")]
     | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Convert, tyro.conf.subcommand("convert")]
 )
 
 _DESCRIPTION = "Speculative decoding with a small head on a big language model: the same text, sooner."
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding gets escapes, not a crash
     if arguments[:1] == ["train"]:
         return guarded(lambda: train(arguments[1:]))
-    command: Generate | Chat | Prove | Bench | Synth | Train = tyro.cli(
+    command: Generate | Chat | Prove | Bench | Synth | Train | Convert = tyro.cli(
         Command, prog="alula", description=_DESCRIPTION, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
     )
     return guarded(command.run)

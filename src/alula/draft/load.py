@@ -10,7 +10,7 @@ from typing import Any
 
 from alula.config import AlulaError
 from alula.draft.build import TargetParts, build_head
-from alula.draft.dialects import is_head_folder, read_head
+from alula.draft.dialects import is_head_folder, read_head, read_provenance
 from alula.draft.drafter import Drafter, NoDrafter
 from alula.draft.lm import LanguageModel
 from alula.draft.neural import NeuralDrafter
@@ -78,7 +78,20 @@ def load_head(
     head = read_head(folder)
     drafter = build_head(head, target_parts(target), policy)
     _check_provenance(folder, head.provenance, target, allow_unverified)
+    if head.doubtful_norm_output:
+        warnings.warn(
+            f"the head in {folder} sets norm_output, and its normed states are fed back, as SGLang and vLLM do; "
+            "SpecForge up to 0.3 trained heads of this config otherwise: if few drafts are accepted, run "
+            "`alula convert` on it with --norm-output lm-head",
+            stacklevel=2,
+        )
     return drafter
+
+
+def is_unverified_head(name: str | Path) -> bool:
+    """Whether `name` is the folder of a head that does not say which target it was trained for."""
+    folder = Path(name).expanduser()
+    return folder.is_dir() and is_head_folder(folder) and not _names_target(read_provenance(folder))
 
 
 def load_language_model(name: str | Path, target: LoadedModel, policy: TreePolicy) -> NeuralDrafter:
@@ -114,21 +127,25 @@ def target_parts(target: LoadedModel) -> TargetParts:
 
 def target_provenance(target: LoadedModel) -> dict[str, Any]:
     """The `target` entry of a head's provenance.json: what `load_head` and `find_shipped` compare."""
-    sizes = {"vocab_size": target.config.vocab_size, "hidden_size": target.config.hidden_size}
-    return {"name": target.name, **sizes, **target.identity.as_dict()}
+    names = ("vocab_size", "hidden_size", "num_layers")
+    return {
+        "name": target.name,
+        **{name: getattr(target.config, name) for name in names},
+        **target.identity.as_dict(),
+    }
 
 
 def _check_provenance(
     folder: Path, provenance: Mapping[str, Any] | None, target: LoadedModel, allow_unverified: bool
 ) -> None:
-    trained = (provenance or {}).get("target")
-    if not isinstance(trained, dict) or "weights" not in trained:
+    if provenance is None or not _names_target(provenance):
         if allow_unverified:
             return
         raise AlulaError(
             f"{folder} has no provenance.json that names its target: pass --allow-unverified-head if you know that the"
             f" head was trained for {target.name!r}"
         )
+    trained = provenance["target"]
     weights, dtype = target.weights_hash, str(target.dtype).removeprefix("torch.")
     if trained["weights"] != weights:
         raise AlulaError(
@@ -141,6 +158,11 @@ def _check_provenance(
             "fewer drafts may be accepted",
             stacklevel=3,
         )
+
+
+def _names_target(provenance: Mapping[str, Any] | None) -> bool:
+    trained = (provenance or {}).get("target")
+    return isinstance(trained, dict) and "weights" in trained
 
 
 def _shipped(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
