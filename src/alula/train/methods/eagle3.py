@@ -18,16 +18,12 @@ from alula.train.data import Conversation
 from alula.train.features import FeatureTarget
 from alula.train.head import Eagle3Head, HeadConfig, unroll
 from alula.train.initial import new_head, tap_sizes
-from alula.train.loss import choose_candidates, soft_cross_entropy, target_distribution
-from alula.train.methods.method import Guesses, Loss, Method, Setting
+from alula.train.loss import mean_cross_entropy, teacher
+from alula.train.methods.guesses import head_guesses
+from alula.train.methods.method import SAMPLES, Guesses, Loss, Method, Setting
 from alula.train.methods.options import Eagle3Options
 from alula.train.simulate import Branches
 from alula.train.vocabulary import DraftVocabulary, choose_vocabulary, expected_counts
-
-_SAMPLES = 200
-"""Conversations that the start values are fitted on."""
-_BLOCK = 1024
-"""Rows whose logits exist at one time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Eagle3Maker:
         return default_taps(layers)
 
     def fresh(self, setting: Setting) -> Method:
-        store, fitted_on = setting.store, setting.train[:_SAMPLES]
+        store, fitted_on = setting.store, setting.train[:SAMPLES]
         sizes = self._sizes(setting)
         samples = [make_batch([c], store.get([c])) for c in fitted_on]
         expected_V = expected_counts((store.get([c])[0].hidden_MD for c in fitted_on), store.target.lm_head_VD)
@@ -59,8 +55,8 @@ class Eagle3Maker:
     def continued(self, setting: Setting, folder: Path) -> Method:
         """The folder's draft vocabulary is kept, whatever ``draft_vocab_size`` says."""
         sizes, store = self._sizes(setting), setting.store
-        samples = [make_batch([c], store.get([c])) for c in setting.train[:_SAMPLES]]
-        weights, vocabulary = read_start(folder, sizes, tap_sizes(samples))
+        samples = [make_batch([c], store.get([c])) for c in setting.train[:SAMPLES]]
+        weights, vocabulary = read_start(folder, sizes, tap_sizes(samples, sizes))
         head = Eagle3Head(replace(sizes, draft_vocab_size=vocabulary.size), store.target.embedding_VD.float())
         head.load_state_dict(weights)
         return Eagle3Method(self.options, head, vocabulary, store.target)
@@ -78,6 +74,8 @@ class Eagle3Maker:
             taps=setting.store.taps,
             rope_theta=self.options.rope_theta,
             rms_norm_eps=sizes.norm_eps,
+            fc_norm=self.options.fc_norm,
+            norm_output=self.options.norm_output,
         )
 
 
@@ -106,11 +104,8 @@ class Eagle3Method:
 
     def losses(self, batch: Batch, generator: torch.Generator) -> list[Loss]:
         """Mean cross-entropy of each step of the training-time test."""
-        probabilities_MC = target_distribution(batch.hidden_MD, self.draft_rows_CD)
-        candidates = choose_candidates(probabilities_MC, self.options.candidates, generator)
-        probabilities_MC = probabilities_MC[:, candidates.ids_N]
-        probabilities_MC = probabilities_MC / probabilities_MC.sum(-1, keepdim=True)
-        weight_CD = self.head.lm_head.weight[candidates.ids_N]
+        taught = teacher(batch.hidden_MD, self.draft_rows_CD, self.options.candidates, generator)
+        weight_CD = self.head.lm_head.weight[taught.ids_N]
         known_M = self.known_V[batch.choice_M]
         kept_A = self._kept(batch.chains.starts_BA.shape[1], generator)
         losses = []
@@ -118,21 +113,13 @@ class Eagle3Method:
             flat_R, index_R = batch.rows(step, result.columns_A)
             flat_R, index_R = flat_R[known_M[index_R]], index_R[known_M[index_R]]
             hidden_RD = self.head.readout(result.hidden_BAD.flatten(0, 1)[flat_R])
-            share_R = hidden_RD.new_full((len(flat_R),), 1 / max(len(flat_R), 1))
-            value = soft_cross_entropy(
-                hidden_RD, weight_CD, probabilities_MC, index_R, share_R, candidates.correction_N
-            )
+            value = mean_cross_entropy(hidden_RD, weight_CD, taught, index_R, acceptance=self.options.acceptance)
             losses.append(Loss(f"loss_{step}", value, self.options.step_decay**step))
         return losses
 
     def guesses(self, batch: Batch, *, steps: int, width: int) -> Iterator[Guesses]:
-        for step, result in enumerate(unroll(self.head, batch.chains, steps=steps)):
-            flat_R, index_R = batch.rows(step, result.columns_A)
-            hidden_RD = self.head.readout(result.hidden_BAD.flatten(0, 1)[flat_R])
-            best = [self.head.logits(part).log_softmax(-1).topk(width) for part in torch.split(hidden_RD, _BLOCK)]
-            columns_RK = torch.cat([part.indices for part in best])
-            log_q_RK = torch.cat([part.values for part in best])
-            yield Guesses(flat_R, index_R, self.vocabulary.target_ids_C[columns_RK], log_q_RK)
+        vocabulary_C = self.vocabulary.target_ids_C
+        return head_guesses(self.head, batch, batch.chains, vocabulary_C, steps=steps, width=width)
 
     def branches(self, batch: Batch) -> Branches:
         return HeadBranches(self.head, batch.chains, self.vocabulary.target_ids_C)

@@ -22,6 +22,9 @@ from alula.train.data import Conversation
 from alula.train.features import FeatureStore
 from alula.train.simulate import Branches
 
+SAMPLES = 200
+"""Conversations that start values are fitted on."""
+
 
 @dataclass(frozen=True)
 class Loss:
