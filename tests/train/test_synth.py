@@ -139,6 +139,16 @@ def test_no_question_and_no_answer_comes_twice(tmp_path: Path) -> None:
     assert written.dropped["user's turn not ended"] > 0
 
 
+def test_repeats_are_known_across_batches_and_runs(tmp_path: Path) -> None:
+    path, questions = tmp_path / "a.jsonl", ("one", "two", "ONE ", "three", "two")
+    given = lines(tmp_path / "in.jsonl", *({"prompt": question} for question in questions))
+    config = replace(SMALL, answer_tokens=1, inputs=(given,), batch=1, turns=1)
+    for goal in (1, 200):
+        written, _, _ = write(path, replace(config, answer_tokens=goal))
+    assert [asked(record) for record in records(path)] == [["one"], ["two"], ["three"]]
+    assert written.dropped == {"repeats": 2}
+
+
 def test_a_model_without_new_words_is_given_up_on(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     calls = 0
