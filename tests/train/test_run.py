@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,42 +13,19 @@ from alula.config import AlulaError
 from alula.draft.dialects import read_head
 from alula.draft.load import load_drafter
 from alula.model.load import load_model
-from alula.train.config import Recipe, Served, TrainConfig
+from alula.train.config import Served, TrainConfig
 from alula.train.features import FeatureStore
 from alula.train.logs import read_log
-from alula.train.methods.options import Eagle3Options
 from alula.train.run import run
 from alula.train.target import DecoderTarget
 from tests.engine.tiny import save_tiny_llama
 from tests.train.support import conversations
+from tests.train.tiny_run import tiny_run
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", layers=3)
-
-
-def write_data(path: Path, count: int = 40) -> Path:
-    lines = [
-        {"prompt_ids": c.tokens[: c.learned[0]], "answer_ids": c.tokens[c.learned[0] :]} for c in conversations(count)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def tiny_run(folder: Path, model: Path, **changes: Any) -> TrainConfig:
-    config = TrainConfig(
-        output=folder / "run",
-        model=str(model),
-        data=(write_data(folder / "data.jsonl"),),
-        method=Eagle3Options(steps=3, draft_vocab_size=24, intermediate_size=32),
-        held_out_one_in=5,
-        dtype="float32",
-        evaluate_minutes=60.0,
-        served=Served(held_out=2, prompts=0, tokens=12, nodes=6, depth=3, branch=2, kv_cache_mib=8),
-        recipe=Recipe(total_tokens=300, tokens_per_batch=40, warmup_tokens=40),
-    )
-    return replace(config, **changes)
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -59,7 +35,9 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 def test_a_run_its_continuation_and_the_head_in_service(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tiny_run(tmp_path, model, evaluate_steps=4)
+    served = Served(held_out=2, prompts=0, tokens=12, nodes=6, depth=3, branch=2, kv_cache_mib=8)
+    config = tiny_run(tmp_path, model, evaluate_steps=4, served=served)
+    config = replace(config, recipe=replace(config.recipe, total_tokens=300))
     run(config)
     told = capsys.readouterr().err
     assert "cover" in told and "of the held-out answers" in told and "GFLOP/s: at most" in told and "served tau" in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alula.train.head import Chains, ChainHead, Memory
+from alula.train.head import ChainHead, Chains, Memory
 
 
 class HeadBranches:
@@ -13,7 +13,7 @@ class HeadBranches:
     chains: of one text; its starts are the roots' pairs. vocabulary_C: target ids of the draft ids.
     """
 
-    def __init__(self, head: ChainHead, chains: Chains, vocabulary_C: Tensor) -> None:
+    def __init__(self, head: ChainHead, chains: Chains, vocabulary_C: Tensor | None) -> None:
         self.vocabulary_C = vocabulary_C
         self._head, self._memory, self._depth = head, Memory(head, chains), 0
         self._hidden_1FD = self._memory.first()

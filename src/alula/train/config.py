@@ -133,6 +133,8 @@ class TrainConfig:
     """Optimiser steps between evaluations, besides those by the clock; 0 leaves it to the clock."""
     served: Served = field(default_factory=Served)
     """Evaluation by the serving path, which decides what head/ keeps."""
+    fsdp: bool = False
+    """Under torchrun, spread weights and optimiser over the processes, rather than give each a copy (DDP)."""
     tensorboard: bool = False
     """Also write the log for TensorBoard, to output/tensorboard."""
     change: tuple[str, ...] = ()

@@ -59,7 +59,7 @@ class ProcessGroup:
 
     def add(self, parameters: Sequence[torch.nn.Parameter], figures: torch.Tensor) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), figures.to(gradients[0])])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), figures.to(_place(gradients))])
         _with_all(lambda: dist.all_reduce(flat))
         *parts, sums = torch.split(flat, [*(p.numel() for p in parameters), len(figures)])
         for parameter, part in zip(parameters, parts, strict=True):
@@ -81,6 +81,10 @@ class ProcessGroup:
 
     def meet(self) -> None:
         _with_all(lambda: dist.all_reduce(torch.zeros(1)))
+
+
+def _place(gradients: Sequence[torch.Tensor]) -> torch.device:
+    return gradients[0].device if gradients else torch.device("cpu")
 
 
 @contextmanager
@@ -105,5 +109,5 @@ def _with_all(work: Callable[[], object]) -> None:
     except RuntimeError as error:
         raise AlulaError(
             "another training process has ended, and its own message says why; once that is mended, give the same "
-            f"command again, which goes on from the checkpoint ({str(error).splitlines()[0]})"
+            f"command again, which goes on from the checkpoint ({str(error).split('. ')[0]})"
         ) from error

@@ -20,12 +20,13 @@ from alula.train.distributed import Processes, joined
 from alula.train.features import FeatureStore
 from alula.train.generate import engine_generate
 from alula.train.loop import Keeper, Loop
-from alula.train.methods.method import Setting
+from alula.train.methods.method import Maker, Method, Setting
 from alula.train.methods.select import maker
 from alula.train.provenance import provenance_of
 from alula.train.report import Report
 from alula.train.resume import DATA, check_names, check_resumable, data_record, settings_of
 from alula.train.served import ServedEvaluation
+from alula.train.sharding import ShardedGroup, sharded_losses
 from alula.train.shards import ShardStore
 from alula.train.synth import SynthConfig, write_conversations
 from alula.train.target import DecoderTarget
@@ -42,6 +43,8 @@ def run(config: TrainConfig, watching: Watching = lambda: nullcontext(Watch())) 
     _check_files(config)
     config.output.mkdir(parents=True, exist_ok=True)
     with joined() as processes, Report(processes.rank == 0) as report:
+        if config.fsdp and processes.count < 2:
+            raise AlulaError("fsdp is on and there is one process: start several with torchrun, or leave it out")
         model = load_model(config.model, dtype=config.dtype)
         settings = settings_of(config, model.weights_hash)
         check_names(config.change, settings)
@@ -88,20 +91,28 @@ class _Assembly:
         if not train:
             raise AlulaError("data holds no conversation with an answer to train on: give more of it")
         store = self._store()
-        trainer = self._trainer(store, train, state)
-        facts = trainer.method.facts(held)
+        self._prepare(store, train)
+        setting = Setting(self._model, store, train, self._config.seed)
+        method = self._method(setting, state)
+        trainer = self._trainer(setting, method, state)
+        facts = method.facts(held)
         self._report.opening(trainer, train, held, facts)
-        keeper = self._keeper(trainer, held, settings, facts) if self._processes.rank == 0 else None
+        keeper = self._keeper(trainer, method, held, settings, facts) if self._processes.rank == 0 else None
         Loop(self._config, trainer, keeper, self._model.config, self._report).run()
 
     def _keeper(
-        self, trainer: Trainer, held: list[Conversation], settings: dict[str, Any], facts: Mapping[str, Any]
+        self,
+        trainer: Trainer,
+        method: Method,
+        held: list[Conversation],
+        settings: dict[str, Any],
+        facts: Mapping[str, Any],
     ) -> Keeper:
         config = self._config
         evaluation = ServedEvaluation(self._model, held, config.served)
         record = {"settings": settings, DATA: data_record(self._files)}
         known = provenance_of(config, self._model, self._files, facts)
-        return Keeper(config, trainer, evaluation, held[: config.evaluated], record, known, self._report)
+        return Keeper(config, trainer, method, evaluation, held[: config.evaluated], record, known, self._report)
 
     def _read(self, tell: Callable[[str], None]) -> tuple[list[Conversation], list[Conversation]]:
         """(training, held out)"""
@@ -124,23 +135,32 @@ class _Assembly:
             part=(self._processes.rank, self._processes.count),
         )
 
-    def _trainer(self, store: FeatureStore, train: list[Conversation], state: dict[str, Any] | None) -> Trainer:
-        config, making = self._config, maker(self._config.method)
-        self._prepare(store, train)
-        setting = Setting(self._model, store, train, config.seed)
+    def _method(self, setting: Setting, state: dict[str, Any] | None) -> Method:
+        """As saved, or with start values."""
+        making, start = maker(self._config.method), self._config.start_from
         if state is not None:
-            method = making.resumed(setting, state)
-        elif config.start_from is not None:
-            method = making.continued(setting, config.start_from)
-        else:
-            method = making.fresh(setting)
+            return _rebuilt(making, setting, state)
+        made: list[Method] = []
+
+        def begin() -> dict[str, Any]:
+            made.append(making.fresh(setting) if start is None else making.continued(setting, start))
+            return _saved(made[0])
+
+        begun = self._processes.agree(begin)  # the same bits for all: a fit may differ in its last ones
+        return made[0] if made else _rebuilt(making, setting, begun)
+
+    def _trainer(self, setting: Setting, method: Method, state: dict[str, Any] | None) -> Trainer:
+        config, processes, store, losses = self._config, self._processes, setting.store, None
+        if config.fsdp:  # `method` stays whole, for all that is not training
+            method = _rebuilt(maker(config.method), setting, _saved(method))
+            processes, losses = ShardedGroup(), sharded_losses(method, processes.count)
 
         def read_data() -> Sequence[Conversation]:
             found = self._read(lambda sentence: None)[0]
-            self._prepare(store, found)
+            store.prepare(found, self._report.say)
             return found
 
-        trainer = Trainer(method, store, config.recipe, read_data, seed=config.seed, processes=self._processes)
+        trainer = Trainer(method, store, config.recipe, read_data, seed=config.seed, processes=processes, losses=losses)
         if state is not None:
             trainer.restore(state)
             if DATA in config.change:
@@ -149,3 +169,16 @@ class _Assembly:
 
     def _prepare(self, store: FeatureStore, conversations: Sequence[Conversation]) -> None:
         store.prepare(conversations, self._report.say)
+        if self._processes.count > 1:
+            self._processes.meet()
+            store.prepare(conversations, self._report.say)  # takes note of what the others have stored
+
+
+def _saved(method: Method) -> dict[str, Any]:
+    return {**method.saved(), "head": method.module.state_dict()}
+
+
+def _rebuilt(making: Maker, setting: Setting, saved: Mapping[str, Any]) -> Method:
+    method = making.resumed(setting, saved)
+    method.module.load_state_dict(saved["head"])
+    return method

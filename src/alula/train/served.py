@@ -13,7 +13,9 @@ from typing import Any
 
 from alula.bench.tasks import as_user_turn, read_prompts
 from alula.config import AlulaError
+from alula.draft.drafter import Drafter
 from alula.draft.load import load_drafter
+from alula.draft.neural import NeuralDrafter
 from alula.draft.policy import TreePolicy
 from alula.engine.config import EngineConfig
 from alula.engine.engine import Engine
@@ -57,7 +59,8 @@ class ServedEvaluation:
     def run(self, folder: Path, method: Method | None = None, store: FeatureStore | None = None) -> dict[str, Any]:
         """Figures of the drafter in ``folder``; with the method that it was exported from, the estimate beside them."""
         started = time.perf_counter()
-        outputs = self._serve(folder)
+        drafter = load_drafter(folder, self._model)
+        outputs = self._serve(drafter)
         seconds = time.perf_counter() - started
         stats = _pooled([output.outputs[0].stats for output in outputs])
         figures = {
@@ -68,13 +71,13 @@ class ServedEvaluation:
         }
         if method is None or store is None:
             return figures
-        estimate = _pooled([self._estimate(output, method, store) for output in outputs])
+        policy = drafter.policy if isinstance(drafter, NeuralDrafter) else TreePolicy()
+        estimate = _pooled([self._estimate(output, method, store, policy) for output in outputs])
         gap = round(stats.tau / estimate.tau - 1, 4) if estimate.tau else 0.0
         return {**figures, "estimate": _figures(estimate), "served_over_estimate": gap}
 
-    def _serve(self, folder: Path) -> list[RequestOutput]:
+    def _serve(self, drafter: Drafter) -> list[RequestOutput]:
         config = self._config
-        drafter = load_drafter(folder, self._model)
         engine = Engine(
             self._model,
             drafter,
@@ -90,7 +93,7 @@ class ServedEvaluation:
                 raise AlulaError(f"served: a prompt cannot be served ({output.outputs[0].error})")
         return outputs
 
-    def _estimate(self, output: RequestOutput, method: Method, store: FeatureStore) -> DraftStats:
+    def _estimate(self, output: RequestOutput, method: Method, store: FeatureStore, policy: TreePolicy) -> DraftStats:
         """What training expects for the text that was served."""
         prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
         written = Written(len(prompt), (*prompt, *answer), self._config.tokens)
@@ -98,7 +101,7 @@ class ServedEvaluation:
         if not text.learned:
             return DraftStats()
         branches = method.branches(make_batch([text], store.compute([text])))
-        return simulate(written, branches, TreePolicy(), self._shape)
+        return simulate(written, branches, policy, self._shape)
 
 
 def _held_out(held: Sequence[Conversation]) -> list[Prompt]:

@@ -27,8 +27,9 @@ from alula.tree import ROOT_ONLY, DraftTree, TreeShape
 class Branches(Protocol):
     """Paths of a drafter in training, from many roots of one text, that need not follow the text."""
 
-    vocabulary_C: Tensor
-    """int64: the target id of each draft id."""
+    @property
+    def vocabulary_C(self) -> Tensor | None:
+        """int64: the target id of each draft id; None where they are the same."""
 
     def logits(self) -> Tensor:
         """[F, C] at the ends of the paths; at first these are the roots."""
@@ -83,7 +84,8 @@ def _trees(growth: Growth, branches: Branches) -> list[DraftTree]:
             else:
                 logits_FC = branches.logits()[torch.from_numpy(frontier.lane_F)]
             best = logits_FC.log_softmax(-1).topk(min(frontier.children, logits_FC.shape[1]))
-            growth.grow(branches.vocabulary_C[best.indices].cpu().numpy(), best.values.float().cpu().numpy())
+            tokens_FK = best.indices if branches.vocabulary_C is None else branches.vocabulary_C[best.indices]
+            growth.grow(tokens_FK.cpu().numpy(), best.values.float().cpu().numpy())
     return growth.trees()
 
 

@@ -14,10 +14,11 @@ from alula.train.batch import Batch, make_batch
 from alula.train.config import Recipe
 from alula.train.data import Conversation, plan_batches
 from alula.train.distributed import OneProcess, Processes
-from alula.train.evaluate import StepFigures, evaluate, expected_length
+from alula.train.evaluate import StepFigures, expected_length
 from alula.train.features import FeatureStore
 from alula.train.methods.method import Method
 from alula.train.muon import Muon
+from alula.train.sharding import Losses, gathered, spread
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Trainer:
     named by content, so an interrupted epoch is finished as it was planned.
 
     processes: the batches of a step are dealt out in turn, so that n processes do what one does with as many batches
-    a step. Raises AlulaError where ``recipe.accumulate`` cannot be dealt out evenly.
+    a step. losses: the method's, but for what spreads its weights over processes (`alula.train.sharding`).
+    Raises AlulaError where ``recipe.accumulate`` cannot be dealt out evenly.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class Trainer:
         *,
         seed: int,
         processes: Processes | None = None,
+        losses: Losses | None = None,
     ) -> None:
         self.method, self.store, self.recipe, self.read_data = method, store, recipe, read_data
         self.processes: Processes = processes or OneProcess()
+        self._losses = losses or method.losses
         if recipe.accumulate % self.processes.count:
             raise AlulaError(
                 f"accumulate is {recipe.accumulate}: give a multiple of the number of processes, {self.processes.count}"
@@ -77,7 +81,7 @@ class Trainer:
         learned = sum(len(self._by_key[key].learned) for keys in chosen for key in keys)
         figures = self._gradients(chosen)
         parameters = [p for p in self.method.module.parameters() if p.requires_grad]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
+        norm = gathered(torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip))
         if not torch.isfinite(norm):
             raise AlulaError(
                 f"the gradient of step {self.progress.step + 1} is not finite: lower recipe.matrix_rate or "
@@ -99,26 +103,23 @@ class Trainer:
             "tokens_per_second": learned / seconds,
         }
 
-    def evaluate(self, conversations: Sequence[Conversation], *, steps: int) -> list[StepFigures]:
-        """Figures on held-out conversations."""
-        batches = [make_batch([c], self.store.get([c])) for c in conversations]
-        return evaluate(self.method, batches, steps=steps)
-
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on as if never interrupted."""
-        return {
+        """Everything needed to go on as if never interrupted; whole tensors, which all processes have to ask for."""
+        state: dict[str, Any] = {
             **self.method.saved(),
             "head": self.method.module.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
             "generator": self.generator.get_state(),
             "progress": asdict(self.progress),
         }
+        return {name: gathered(value) for name, value in state.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up a saved ``state``."""
-        self.method.module.load_state_dict(state["head"])
+        now = self.method.module.state_dict()
+        self.method.module.load_state_dict({name: spread(value, now[name]) for name, value in state["head"].items()})
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            _restore(optimizer, saved)
         self.generator.set_state(state["generator"])
         self.progress = Progress(**state["progress"])
 
@@ -134,7 +135,7 @@ class Trainer:
             if place % self.processes.count != self.processes.rank:
                 continue
             with self._autocast():
-                losses = self.method.losses(self._batch(keys), self._draws(place))
+                losses = self._losses(self._batch(keys), self._draws(place))
             torch.autograd.backward(torch.stack([loss.value * loss.weight for loss in losses]).sum() / len(chosen))
             values = torch.tensor([loss.value.item() for loss in losses]) / len(chosen)
             names, totals = [loss.name for loss in losses], totals + values if len(totals) else values
@@ -199,6 +200,18 @@ def _optimizers(method: Method, recipe: Recipe) -> list[tuple[torch.optim.Optimi
         adam = torch.optim.AdamW(others, lr=recipe.other_rate, betas=recipe.betas, weight_decay=0.0, fused=True)
         optimizers.append((adam, recipe.other_rate))
     return optimizers
+
+
+def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    spread_out = {
+        place: {
+            name: spread(value, parameters[place]) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        for place, values in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": spread_out})
 
 
 def figures_entry(figures: Sequence[StepFigures]) -> dict[str, Any]:
