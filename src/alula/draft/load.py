@@ -13,6 +13,8 @@ from alula.draft.build import TargetParts, build_head
 from alula.draft.dialects import is_head_folder, read_head, read_provenance
 from alula.draft.drafter import Drafter, NoDrafter
 from alula.draft.lm import LanguageModel
+from alula.draft.medusa import MedusaDrafter, MedusaHeads
+from alula.draft.medusa_files import is_medusa_folder, read_medusa
 from alula.draft.neural import NeuralDrafter
 from alula.draft.ngram import NgramDrafter
 from alula.draft.policy import TreePolicy
@@ -35,8 +37,8 @@ def load_drafter(
 ) -> Drafter:
     """The drafter `name` for this target.
 
-    name: `auto` (the head shipped for this target, else n-gram), `none`, `ngram`, the folder of an EAGLE head, or a
-    smaller model with the same tokenizer (folder, GGUF file, hub id or built-in name).
+    name: `auto` (the head shipped for this target, else n-gram), `none`, `ngram`, the folder of an EAGLE head or of
+    Medusa heads, or a smaller model with the same tokenizer (folder, GGUF file, hub id or built-in name).
     rule, tree, sampled: see `TreePolicy`; trees are dynamic by default.
     allow_unverified: accept a head that does not say which target it was trained for.
     Raises AlulaError for what is unknown, cannot be read, or does not fit the target.
@@ -51,11 +53,14 @@ def load_drafter(
     if name in ("auto", "ngram"):
         return NgramDrafter()
     path = Path(name).expanduser()
+    if path.is_dir() and is_medusa_folder(path):
+        return load_medusa(path, target, policy, allow_unverified=allow_unverified)
     if path.is_dir() and is_head_folder(path):
         return load_head(path, target, policy, allow_unverified=allow_unverified)
     if not name or (not path.exists() and "/" not in str(name) and name != "smollm2"):
         raise AlulaError(
-            f"drafter is {str(name)!r}: give auto, none, ngram, or the path of an EAGLE head or of a smaller model"
+            f"drafter is {str(name)!r}: give auto, none, ngram, or the path of an EAGLE head, of Medusa heads or of a "
+            "smaller model"
         )
     return load_language_model(name if not path.exists() else path, target, policy)
 
@@ -92,6 +97,17 @@ def is_unverified_head(name: str | Path) -> bool:
     """Whether `name` is the folder of a head that does not say which target it was trained for."""
     folder = Path(name).expanduser()
     return folder.is_dir() and is_head_folder(folder) and not _names_target(read_provenance(folder))
+
+
+def load_medusa(
+    folder: Path, target: LoadedModel, policy: TreePolicy, *, allow_unverified: bool = False
+) -> MedusaDrafter:
+    """Medusa heads, checked against the target by their sizes and their provenance."""
+    files = read_medusa(folder, hidden_size=target.config.hidden_size, vocab_size=target.config.vocab_size)
+    _check_provenance(folder, files.provenance, target, allow_unverified)
+    weights = {name: tensor.to(target.device, target.dtype) for name, tensor in files.weights.items()}
+    heads = MedusaHeads(files.config, weights, target.decoder.logits, target.kernels)
+    return MedusaDrafter(heads, policy, target.kernels, target.config.vocab_size)
 
 
 def load_language_model(name: str | Path, target: LoadedModel, policy: TreePolicy) -> NeuralDrafter:
