@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import subcommand
 
 from alula.config import AlulaError
-from alula.train.methods.options import Eagle3Options, MethodOptions
+from alula.train.methods.options import Eagle1Options, Eagle3Options, LMOptions, MedusaOptions
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,12 @@ class TrainConfig:
     """Start values, data order and data."""
     recipe: Recipe = field(default_factory=Recipe)
     """Optimiser and schedule."""
-    method: MethodOptions = field(default_factory=Eagle3Options)
+    method: (
+        Annotated[Eagle3Options, subcommand("eagle3", prefix_name=False)]
+        | Annotated[Eagle1Options, subcommand("eagle1", prefix_name=False)]
+        | Annotated[MedusaOptions, subcommand("medusa", prefix_name=False)]
+        | Annotated[LMOptions, subcommand("lm", prefix_name=False)]
+    ) = field(default_factory=Eagle3Options)
     """What is trained, and its losses."""
 
     def __post_init__(self) -> None:

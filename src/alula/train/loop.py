@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from alula.config import ModelConfig
 from alula.train.batch import make_batch
 from alula.train.checkpoint import CHECKPOINT, save_state
 from alula.train.config import TrainConfig
@@ -19,7 +18,7 @@ from alula.train.methods.method import Method
 from alula.train.plot import available, draw
 from alula.train.report import Report
 from alula.train.served import ServedEvaluation
-from alula.train.throughput import Throughput, counted, matmul_ceiling, reading_flop
+from alula.train.throughput import Throughput
 from alula.train.trainer import Trainer, figures_entry
 
 HEAD, LAST = "head", "last"
@@ -116,11 +115,10 @@ class Loop:
     """Runs the trainer to its end. ``keeper`` is None on ranks that write nothing; what is due, rank 0 says."""
 
     def __init__(
-        self, config: TrainConfig, trainer: Trainer, keeper: Keeper | None, target: ModelConfig, report: Report
+        self, config: TrainConfig, trainer: Trainer, keeper: Keeper | None, throughput: Throughput, report: Report
     ) -> None:
         self._config, self._trainer, self._keeper = config, trainer, keeper
-        self._target, self._report = target, report
-        self._throughput: Throughput | None = None
+        self._throughput, self._report = throughput, report
         self._saved = self._evaluated = time.monotonic()
 
     def run(self) -> None:
@@ -130,15 +128,17 @@ class Loop:
             # Start values are saved too: a fit made again may differ in its last bits.
             self._keep(save=True, evaluate=True)
         self._report.begin(trainer)
+        before, started = trainer.progress.tokens, time.monotonic()
         while not trainer.finished:
             self._step()
+        self._report.speed(trainer.progress.tokens - before, time.monotonic() - started, self._throughput)
         self._keep(save=True, evaluate=True)
         if self._keeper is not None:
             self._keeper.log.close()
 
     def _step(self) -> None:
         trainer = self._trainer
-        entry = trainer.train_step() if self._throughput else self._counted_step()
+        entry = trainer.train_step()
         self._report.step(trainer, entry, self._throughput)
         if self._keeper is not None:
             self._keeper.log.add({"step": trainer.progress.step, "tokens": trainer.progress.tokens, **entry})
@@ -166,16 +166,3 @@ class Loop:
         self._trainer.processes.meet()
         now = time.monotonic()
         self._saved, self._evaluated = now, now if evaluate else self._evaluated
-
-    def _counted_step(self) -> dict[str, float]:
-        """The first step, whose matrix products are counted to say what the ceiling allows."""
-        trainer, target = self._trainer, self._target
-        tokens, read = trainer.progress.tokens, trainer.store.computed_tokens
-        entry: dict[str, float] = {}
-        flop = counted(lambda: entry.update(trainer.train_step()))
-        # The target's kernels are not torch's: its reading is reckoned from its sizes.
-        flop += (trainer.store.computed_tokens - read) * reading_flop(target)
-        precision = trainer.recipe.precision
-        self._throughput = Throughput(flop / (trainer.progress.tokens - tokens), matmul_ceiling(precision))
-        self._report.say(self._throughput.sentence())
-        return entry

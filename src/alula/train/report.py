@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -65,18 +64,17 @@ class Report:
         self._bar.update(self._task, total=total, completed=trainer.progress.tokens, visible=True)
         self._bar.start()
 
-    def step(self, trainer: Trainer, entry: Mapping[str, Any], throughput: Throughput | None) -> None:
+    def step(self, trainer: Trainer, entry: Mapping[str, Any], throughput: Throughput) -> None:
         """After an optimiser step."""
         first = next((f"{name.replace('_', ' ')} {value:.2f}" for name, value in entry.items() if "loss" in name), "")
-        speed = f"{entry['tokens_per_second']:.0f} tokens/s"
-        if throughput is not None:
-            speed += f" ({throughput.share(entry['tokens_per_second']):.0%} of the ceiling)"
+        rate = entry["tokens_per_second"]
+        speed = f"{rate:.0f} tokens/s ({throughput.share(rate):.0%} of the ceiling)"
         self._bar.update(self._task, completed=trainer.progress.tokens, figures=f"{first}, {speed}")
 
     def speed(self, tokens: int, seconds: float, throughput: Throughput) -> None:
-        """Over many steps."""
-        rate = tokens / seconds if seconds else math.nan
-        self.say(f"{rate:.0f} learned tokens/s in training, {throughput.share(rate):.0%} of the ceiling")
+        """Over the whole run, its evaluations and checkpoints included."""
+        rate = tokens / max(seconds, 1e-9)
+        self.say(f"{rate:.0f} learned tokens/s over the run, {throughput.share(rate):.0%} of the ceiling")
 
     def evaluation(self, trainer: Trainer, figures: Mapping[str, Any], kept: bool) -> None:
         """After an evaluation. kept: it is the best so far."""

@@ -30,6 +30,7 @@ from alula.train.sharding import ShardedGroup, sharded_losses
 from alula.train.shards import ShardStore
 from alula.train.synth import SynthConfig, write_conversations
 from alula.train.target import DecoderTarget
+from alula.train.throughput import measure
 from alula.train.trainer import Trainer
 from alula.train.watch import Watch
 
@@ -98,7 +99,9 @@ class _Assembly:
         facts = method.facts(held)
         self._report.opening(trainer, train, held, facts)
         keeper = self._keeper(trainer, method, held, settings, facts) if self._processes.rank == 0 else None
-        Loop(self._config, trainer, keeper, self._model.config, self._report).run()
+        throughput = measure(method, setting.store, train, self._config.recipe, self._model.config)
+        self._report.say(throughput.sentence())
+        Loop(self._config, trainer, keeper, throughput, self._report).run()
 
     def _keeper(
         self,

@@ -32,12 +32,12 @@ def sharded_losses(method: Method, processes: int) -> Losses:
 
     forward = _Forward(method)
     device = next(method.module.parameters()).device.type
-    sharded: Any = fully_shard(forward, mesh=init_device_mesh(device, (processes,)))
-    sharded.set_gradient_divide_factor(1.0)
+    fully_shard(forward, mesh=init_device_mesh(device, (processes,)))
 
     def losses(batch: Batch, generator: torch.Generator) -> list[Loss]:
         values = forward(batch, generator)
-        return [Loss(name, value, weight) for value, (name, weight) in zip(values, forward.terms, strict=True)]
+        # FSDP takes the mean over the processes, and the trainer wants the sum.
+        return [Loss(name, v, weight * processes) for v, (name, weight) in zip(values, forward.terms, strict=True)]
 
     return losses
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from alula.config import ModelConfig
+from alula.train.batch import make_batch
+from alula.train.config import Recipe
+from alula.train.data import Conversation
+from alula.train.features import FeatureStore
+from alula.train.methods.method import Method
 
 _SIZE = 768
 """Of the square matrices that are multiplied: large enough for full speed, small enough for a slow core."""
@@ -55,13 +59,32 @@ def matmul_ceiling(precision: str, device: torch.device | str = "cpu") -> float:
     return float(2 * _SIZE**3 / best)
 
 
-def counted(work: Callable[[], Any]) -> float:
-    """FLOP of the matrix products in ``work``, as torch sees them. The target's own kernels are not seen."""
+def measure(
+    method: Method, store: FeatureStore, conversations: Sequence[Conversation], recipe: Recipe, target: ModelConfig
+) -> Throughput:
+    """Of losses and gradients on the first conversations, which change nothing: counting takes other paths through
+    torch, whose last bits differ, so no step of the training itself is counted. Without the optimiser's products."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    chosen, read = _first(conversations, recipe.tokens_per_batch), store.computed_tokens
+    batch = make_batch(chosen, store.get(chosen))
     with FlopCounterMode(display=False) as counter:
-        work()
-    return float(counter.get_total_flops())
+        losses = method.losses(batch, torch.Generator().manual_seed(0))
+        torch.autograd.backward(torch.stack([loss.value * loss.weight for loss in losses]).sum())
+    method.module.zero_grad(set_to_none=True)
+    # The target's kernels are not torch's: its reading is reckoned from its sizes.
+    flop = counter.get_total_flops() + (store.computed_tokens - read) * reading_flop(target)
+    return Throughput(flop / len(batch.token_M), matmul_ceiling(recipe.precision))
+
+
+def _first(conversations: Sequence[Conversation], tokens: int) -> list[Conversation]:
+    """So many that they have about so many learned tokens."""
+    chosen: list[Conversation] = []
+    for conversation in conversations:
+        if chosen and sum(len(c.learned) for c in chosen) + len(conversation.learned) > tokens:
+            break
+        chosen.append(conversation)
+    return chosen
 
 
 def reading_flop(config: ModelConfig) -> float:
