@@ -31,6 +31,11 @@ def test_pieces_are_the_whole_text_with_its_mask() -> None:
     assert "".join(text for text, learned in found if learned) == "Ärger<|end|>"
 
 
+def test_half_a_character_at_the_end_is_shown() -> None:
+    half = Conversation((*CHAT.tokens, TOKENIZER.encode("Ä")[0]), (*CHAT.mask, True))
+    assert list(pieces(half, TOKENIZER))[-1] == ("\ufffd", True)
+
+
 def test_colours_say_what_is_learned_and_neighbours_differ() -> None:
     text = painted(CHAT, TOKENIZER, colours=True)
     styles = [str(span.style) for span in text.spans for _ in text.plain[span.start : span.end]]
