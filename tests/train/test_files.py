@@ -10,8 +10,7 @@ import torch
 from alula.config import AlulaError
 from alula.draft.dialects import read_head
 from alula.train.checkpoint import export_head, load_state, save_state
-from alula.train.features import FeatureStore
-from tests.train.support import SIZES, FakeTarget, conversations, random_head, vocabulary
+from tests.train.support import SIZES, FakeTarget, random_head, vocabulary
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +51,3 @@ def test_an_exported_head_is_read_strictly_by_the_serving_side(tmp_path: Path) -
     features = torch.randn(5, head.fc.in_features) * head.tap_scale_F
     fused = features @ files.weights["fc.weight"].float().T
     torch.testing.assert_close(fused, head.fuse(features), atol=0.05, rtol=0.02)
-
-
-def test_stored_features_are_computed_once(tmp_path: Path) -> None:
-    target, chosen = FakeTarget(), conversations(3)
-    first = FeatureStore(target, taps=SIZES.taps, dtype=torch.bfloat16, directory=tmp_path).get(chosen)
-    again = FeatureStore(target, taps=SIZES.taps, dtype=torch.bfloat16, directory=tmp_path).get(chosen[::-1])[::-1]
-    assert target.calls == 3
-    for one, other in zip(first, again, strict=True):
-        assert one.taps_nF.dtype == torch.bfloat16
-        assert torch.equal(one.taps_nF, other.taps_nF)
-        assert torch.equal(one.hidden_MD, other.hidden_MD)
-        assert torch.equal(one.choice_M, other.choice_M)
-    assert not list(tmp_path.glob("*.tmp"))

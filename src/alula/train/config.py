@@ -39,7 +39,7 @@ class Recipe:
     """Largest norm of the whole gradient."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of the drafter's matrix products; its weights and the optimiser stay in fp32."""
+    """Of the drafter's inner matrix products; weights, norms, loss and optimiser stay in fp32."""
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_batch", "accumulate", "total_tokens"):

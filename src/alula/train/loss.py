@@ -29,7 +29,7 @@ def target_distribution(hidden_MD: Tensor, draft_rows_CD: Tensor) -> Tensor:
     ``hidden_MD`` is the target's LM-head input one token before each learned token, ``draft_rows_CD`` the rows of
     the target's LM head that the draft vocabulary keeps; the softmax over these alone is the renormalisation.
     """
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(hidden_MD.device.type, enabled=False):
         return (hidden_MD @ draft_rows_CD.T).softmax(-1)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alula.train.sharding import gathered, spread
+
 _ROUNDS = (
     (8.0934, -23.6204, 17.4462),
     (3.6366, -2.7219, 0.5365),
@@ -42,7 +44,7 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].lerp_(gradient, 1 - momentum)
         update = gradient.lerp(state["momentum"], momentum)
-        parameter.add_(orthogonal(update), alpha=-lr)
+        parameter.add_(spread(orthogonal(gathered(update)), parameter), alpha=-lr)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
