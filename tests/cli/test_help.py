@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Shell
 
-COMMANDS = ("generate", "chat", "prove", "bench", "synth", "train")
+COMMANDS = ("generate", "chat", "prove", "bench", "synth", "train", "ablate")
 
 
 def test_help_takes_less_than_a_second(shell: Shell) -> None:
@@ -24,7 +24,7 @@ def test_help_takes_less_than_a_second(shell: Shell) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
-@pytest.mark.parametrize("command", ["generate", "synth", "train"])
+@pytest.mark.parametrize("command", ["generate", "synth", "train", "ablate"])
 def test_parsing_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\nfrom alula.cli import main\n"

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 
 import tyro
 
+from alula.cli.ablate import Ablate, ablate
 from alula.cli.bench import Bench
 from alula.cli.chat import Chat
 from alula.cli.convert import Convert
@@ -25,6 +26,7 @@ Command: TypeAlias = (
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Synth, tyro.conf.subcommand("synth")]
     | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Ablate, tyro.conf.subcommand("ablate")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
 )
 
@@ -38,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding gets escapes, not a crash
     if arguments[:1] == ["train"]:
         return guarded(lambda: train(arguments[1:]))
-    command: Generate | Chat | Prove | Bench | Synth | Train | Convert = tyro.cli(
+    if arguments[:1] == ["ablate"]:
+        return guarded(lambda: ablate(arguments[1:]))
+    command: Generate | Chat | Prove | Bench | Synth | Train | Ablate | Convert = tyro.cli(
         Command, prog="alula", description=_DESCRIPTION, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
     )
     return guarded(command.run)
