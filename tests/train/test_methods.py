@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from alula.config import AlulaError
 from alula.draft.load import load_drafter, target_provenance
 from alula.draft.policy import TreePolicy
 from alula.engine.metrics import DraftStats
@@ -167,3 +169,60 @@ def test_what_is_the_targets_stays_and_is_not_saved(
     assert torch.equal(target.decoder.embedding_VD, served)
     shared = {tensor.data_ptr() for tensor in (running.store.target.embedding_VD, running.store.target.lm_head_VD)}
     assert not shared & {tensor.data_ptr() for tensor in running.method.module.state_dict().values()}
+
+
+def test_bf16_products_give_nearly_the_same_losses(
+    options: MethodOptions, target: LoadedModel, data: list[Conversation]
+) -> None:
+    found = []
+    for precision in ("fp32", "bf16"):
+        running = new_trainer(options, target, data)
+        running.recipe = replace(RECIPE, precision=precision)
+        running.train_step()  # new Medusa heads are zero, which nothing rounds
+        found.append(losses(running.train_step()))
+    exact, rounded = found
+    assert rounded != exact
+    assert rounded == {name: pytest.approx(value, rel=0.03) for name, value in exact.items()}
+    assert all(p.dtype == torch.float32 for p in running.method.module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "named"),
+    [
+        ("eagle1", Eagle1Options(intermediate_size=48), "intermediate_size"),
+        ("medusa", MedusaOptions(heads=2, layers=2), "heads"),
+        ("medusa", MedusaOptions(heads=3, layers=1), "layers"),
+        ("lm", LMOptions(hidden_size=32, heads=4, intermediate_size=64, layers=2), "intermediate_size"),
+        ("lm", LMOptions(hidden_size=32, heads=4, intermediate_size=48, layers=1), "num_hidden_layers"),
+    ],
+)
+def test_going_on_from_another_size_names_it(
+    tmp_path: Path, target: LoadedModel, data: list[Conversation], kind: str, other: MethodOptions, named: str
+) -> None:
+    new_trainer(OPTIONS[kind], target, data).method.export(tmp_path / "head", None)
+    made = maker(other)
+    with pytest.raises(AlulaError, match=named):
+        made.continued(setting_for(made, target, data), tmp_path / "head")
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Eagle3Options(steps=0), "steps"),
+        (lambda: Eagle3Options(acceptance=1.5), "acceptance"),
+        (lambda: Eagle1Options(noise=-1.0), "noise"),
+        (lambda: Eagle1Options(regression=0.0, classification=0.0), "regression"),
+        (lambda: MedusaOptions(heads=0), "heads"),
+        (lambda: LMOptions(hidden_size=30, heads=4), "hidden_size"),
+        (lambda: LMOptions(heads=6, kv_heads=4), "kv_heads"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(make: Callable[[], MethodOptions], named: str) -> None:
+    with pytest.raises(AlulaError, match=named):
+        make()
+
+
+def test_a_student_wider_than_its_target_is_refused(target: LoadedModel, data: list[Conversation]) -> None:
+    made = maker(LMOptions(hidden_size=96, heads=4))
+    with pytest.raises(AlulaError, match="hidden_size is 96"):
+        made.fresh(setting_for(made, target, data))

@@ -99,14 +99,16 @@ def soft_cross_entropy(
     """
     apply: Callable[..., Tensor] = _SoftCrossEntropy.apply
     with torch.autocast(hidden_RD.device.type, enabled=False):
-        return apply(hidden_RD.float(), weight_CD, probabilities_MC, rows_R, row_weights_R, correction_C, acceptance)
+        return apply(
+            hidden_RD.to(weight_CD.dtype), weight_CD, probabilities_MC, rows_R, row_weights_R, correction_C, acceptance
+        )
 
 
 def mean_cross_entropy(
     hidden_RD: Tensor, weight_CD: Tensor, teacher: Teacher, rows_R: Tensor, *, acceptance: float = 0.0
 ) -> Tensor:
     """The mean over rows, 0 for none, against the teacher's distributions that ``rows_R`` names."""
-    share_R = hidden_RD.new_full((len(rows_R),), 1 / max(len(rows_R), 1))
+    share_R = weight_CD.new_full((len(rows_R),), 1 / max(len(rows_R), 1))
     return soft_cross_entropy(
         hidden_RD, weight_CD, teacher.probabilities_MN, rows_R, share_R, teacher.correction_N, acceptance=acceptance
     )

@@ -96,7 +96,7 @@ class Eagle1Method:
         flat_R, index_R = batch.rows(0, result.columns_A)
         found_RD, losses = result.hidden_BAD.flatten(0, 1)[flat_R], list[Loss]()
         if self.options.regression:
-            value = F.smooth_l1_loss(found_RD, batch.hidden_MD[index_R])
+            value = F.smooth_l1_loss(found_RD.float(), batch.hidden_MD[index_R])
             losses.append(Loss("loss_regression", value, self.options.regression))
         if self.options.classification:
             taught = teacher(batch.hidden_MD, self.head.lm_head_VD, self.options.candidates, generator)
