@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Shell
 
-COMMANDS = ("generate", "chat", "prove", "bench", "train")
+COMMANDS = ("generate", "chat", "prove", "bench", "synth", "train", "ablate")
 
 
 def test_help_takes_less_than_a_second(shell: Shell) -> None:
@@ -24,17 +24,18 @@ def test_help_takes_less_than_a_second(shell: Shell) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
-def test_parsing_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", ["generate", "synth", "train", "ablate"])
+def test_parsing_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\nfrom alula.cli import main\n"
-        "try:\n    main(['generate', '--help'])\nexcept SystemExit:\n    pass\n"
+        f"try:\n    main(['{command}', '--help'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", COMMANDS[:-1])
+@pytest.mark.parametrize("command", COMMANDS[:4])
 def test_common_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     from alula.cli import main
 
@@ -60,6 +61,31 @@ def test_train_shows_the_fields_of_its_config(capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     assert ended.value.code == 0
     assert "--output PATH" in shown and "--recipe.matrix-rate" in shown
+    assert all(method in shown for method in ("eagle1", "eagle3", "medusa", "lm"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--recipe.clip", "-1"], "clip is -1.0: give a number above 0"),
+        (["--served.depth", "0"], "served.depth is 0: give a whole number of at least 1"),
+        (["--served.sets", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+        (["--data", "nowhere.jsonl"], "data file nowhere.jsonl does not exist"),
+        (["--start-from", "nowhere"], "start_from: nowhere is no folder"),
+    ],
+)
+def test_train_finds_bad_values_at_once(
+    flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from alula.cli import main
+
+    try:
+        code = main(["train", "--output", str(tmp_path / "run"), *flags])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert code == 2 and sentence in told, told
+    assert not (tmp_path / "run").exists()
 
 
 def test_train_tells_its_mistakes_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,4 +94,4 @@ def test_train_tells_its_mistakes_in_a_sentence(tmp_path: Path, capsys: pytest.C
     missing = tmp_path / "nothing.jsonl"
     assert main(["train", "--output", str(tmp_path / "run"), "--data", str(missing), "--model", "nothing"]) == 2
     shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.startswith("alula: error: model 'nothing'")
+    assert shown.out == "" and shown.err.startswith(f"alula: error: data file {missing} does not exist")

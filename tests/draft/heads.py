@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from alula.draft.build import TargetParts, build_head
-from alula.draft.dialects import HeadFiles, expected_shapes, save_official
+from alula.draft.dialects import HeadFiles, save_official
 from alula.draft.head_config import HeadConfig, default_taps
+from alula.draft.head_tensors import expected_shapes
 from alula.draft.load import target_provenance
 from alula.draft.neural import NeuralDrafter
 from alula.draft.policy import TreePolicy

@@ -29,6 +29,11 @@ def saved(folder: Path, config: HeadConfig | None = None) -> Path:
     return folder / "head"
 
 
+def unrecorded(folder: Path) -> None:
+    """As published elsewhere: nothing says what the config should be."""
+    (folder / "provenance.json").unlink()
+
+
 def edit_config(folder: Path, **changes: Any) -> None:
     """Sets keys; None removes them."""
     path = folder / "config.json"
@@ -110,18 +115,24 @@ def test_speculators_dialect(tmp_path: Path) -> None:
     config = head_config(norm_before_residual=True, taps=(2, 6, 9))
     folder = saved(tmp_path, config)
     raw = json.loads((folder / "config.json").read_text())
-    kept = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", "architectures")
+    kept = ("draft_vocab_size", "norm_before_residual", "architectures")
     outer = {key: raw.pop(key) for key in kept}
     outer |= {"speculators_model_type": "eagle3", "speculators_version": "0.5.0", "transformer_layer_config": raw}
     outer |= {"eagle_aux_hidden_state_layer_ids": [2, 6, 9], "speculators_config": {"algorithm": "eagle3"}}
+    outer |= {"target_hidden_size": None, "norm_output": False}
     raw.pop("eagle_config")
-    raw.pop("bias")
+    raw.pop("eagle_aux_hidden_state_layer_ids")
     (folder / "config.json").write_text(json.dumps(outer))
     weights = {k.replace("midlayer.", "layers.0."): w for k, w in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors")
     head = read_head(folder)
-    assert head.config == config
+    assert (head.config, head.layout, head.left_out) == (config, "speculators", ())
     assert "midlayer.hidden_norm.weight" in head.weights
+    edit_weights(folder, lambda w: w.update({"verifier_norm.weight": torch.ones(32)}))
+    assert read_head(folder).left_out == ("verifier_norm.weight",)
+    edit_config(folder, norm_before_residual=None)
+    with pytest.raises(AlulaError, match="norm_before_residual"):
+        read_head(folder)
 
 
 def test_specforge_dialect(tmp_path: Path) -> None:
@@ -138,13 +149,66 @@ def test_specforge_dialect(tmp_path: Path) -> None:
     assert read_head(folder).config == head_config(fc_norm=True, rope=Rope(5e5))
 
 
+TAPS = "eagle_aux_hidden_state_layer_ids"
+
+
 def test_G9_taps_and_flags_of_eagle_config(tmp_path: Path) -> None:
+    """Inside eagle_config layers are named by their outputs, as SGLang reads them, outside by their inputs."""
     folder = saved(tmp_path, head_config(fc_norm=True, taps=(1, 3, 5, 7)))
-    edit_config(folder, fc_norm=None, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5, 7], "fc_norm": True})
+    edit_config(folder, fc_norm=None, eagle_config={TAPS: [0, 2, 4, 6], "fc_norm": True}, **{TAPS: None})
     config = read_head(folder).config
     assert config.fc_norm and config.tap_layers(8) == (1, 3, 5, 7)
     with pytest.raises(AlulaError, match="layer 7"):
         config.tap_layers(6)
+    edit_config(folder, eagle_config=None, **{TAPS: [1, 3, 5, 7]})
+    unrecorded(folder)
+    edit_config(folder, fc_norm=True)
+    assert read_head(folder).config.taps == (1, 3, 5, 7)
+    edit_config(folder, eagle_config={TAPS: [1, 3, 5, 7]})
+    with pytest.raises(AlulaError, match="make them agree"):
+        read_head(folder)
+
+
+def test_heads_that_alula_wrote_before_it_recorded_taps_keep_them(tmp_path: Path) -> None:
+    folder = saved(tmp_path, head_config(taps=(2, 6, 9)))
+    edit_config(folder, eagle_config={TAPS: [2, 6, 9]}, **{TAPS: None})
+    (folder / "provenance.json").write_text(json.dumps({"versions": {"alula": "0.1.0"}}))
+    assert read_head(folder).config.taps == (2, 6, 9)
+    unrecorded(folder)
+    assert read_head(folder).config.taps == (3, 7, 10)
+
+
+def swap_taps(weights: Weights) -> None:
+    low, mid, high = weights["fc.weight"].split(32, 1)
+    weights["fc.weight"] = torch.cat([mid, low, high], 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        ({TAPS: [3, 6, 9], "eagle_config": None}, lambda w: None, r"taps \[3, 6, 9\].*\[2, 6, 9\]"),
+        ({TAPS: [6, 2, 9], "eagle_config": None}, lambda w: None, "ascending order"),
+        ({"norm_output": True}, lambda w: None, "norm_output True"),
+        ({}, swap_taps, "fc.weight"),
+    ],
+)
+def test_a_head_that_is_not_what_was_recorded_is_refused(
+    tmp_path: Path, config: dict[str, Any], change: Callable[[Weights], Any], words: str
+) -> None:
+    folder = saved(tmp_path, head_config(taps=(2, 6, 9)))
+    edit_config(folder, **config)
+    edit_weights(folder, change)
+    with pytest.raises(AlulaError, match=words):
+        read_head(folder)
+
+
+def test_norm_output_of_another_trainers_specforge_config_is_doubtful(tmp_path: Path) -> None:
+    folder = saved(tmp_path, head_config(norm_output=True))
+    assert not read_head(folder).doubtful_norm_output
+    unrecorded(folder)
+    assert read_head(folder).doubtful_norm_output
+    edit_config(folder, norm_output=False)
+    assert not read_head(folder).doubtful_norm_output
 
 
 @pytest.mark.parametrize("layers", range(2, 40))
@@ -169,6 +233,13 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[Weights], Any], str]] = {
     "float d2t": ({}, lambda w: w.update(d2t=w["d2t"].float()), "int64"),
     "other t2d": ({}, lambda w: w.update(t2d=w["t2d"].roll(1)), "t2d"),
     "missing tensor": ({}, lambda w: w.pop("norm.weight"), "norm.weight"),
+    "renamed tensor": (
+        {},
+        lambda w: w.update({"final_norm.weight": w.pop("norm.weight")}),
+        "'final_norm.weight', which",
+    ),
+    "taps out of order": ({TAPS: [9, 6, 2]}, lambda w: None, "ascending"),
+    "the same tap twice": ({TAPS: [2, 2, 9]}, lambda w: None, "ascending"),
     "missing fc": ({}, lambda w: w.pop("fc.weight"), "fc.weight"),
     "unknown tensor": ({}, lambda w: w.update(extra=torch.zeros(1)), "extra"),
     "wrong shape": ({}, lambda w: w.update({"lm_head.weight": torch.zeros(41, 32)}), "lm_head.weight"),

@@ -12,6 +12,7 @@ from alula.draft.load import load_drafter
 from alula.model.load import LoadedModel
 from alula.tree import TreeShape
 from tests.draft.heads import save_random_head
+from tests.draft.medusas import save_random_medusa
 from tests.engine.test_forced_verdicts import Scripted, accept_all
 from tests.engine.tiny import complete, engine_for, prompt_of
 
@@ -19,9 +20,9 @@ LENGTH = 24
 SHAPE = TreeShape(nodes=8, depth=5, branch=2)
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory, tiny: LoadedModel) -> Drafter:
-    folder: Path = save_random_head(tmp_path_factory.mktemp("head"), tiny)
+@pytest.fixture(scope="module", params=[save_random_head, save_random_medusa], ids=["eagle3", "medusa"])
+def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: LoadedModel) -> Drafter:
+    folder: Path = request.param(tmp_path_factory.mktemp("head"), tiny)
     return load_drafter(str(folder), tiny, allow_unverified=True)
 
 

@@ -17,15 +17,16 @@ from alula.model.load import LoadedModel, load_model
 from alula.sequence import SamplingParams
 from alula.tree import TreeShape
 from tests.draft.heads import save_random_head
+from tests.draft.medusas import save_random_medusa
 from tests.engine.guesses import Guesser, Recorder, spoiled_by_turns
 from tests.engine.tiny import VOCAB, engine_for, prompt_of, run, save_tiny_llama
 
 SHAPE = TreeShape(nodes=8, depth=4, branch=3)
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory, tiny: LoadedModel) -> Drafter:
-    folder: Path = save_random_head(tmp_path_factory.mktemp("head"), tiny)
+@pytest.fixture(scope="module", params=[save_random_head, save_random_medusa], ids=["eagle3", "medusa"])
+def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: LoadedModel) -> Drafter:
+    folder: Path = request.param(tmp_path_factory.mktemp("head"), tiny)
     return load_drafter(str(folder), tiny, allow_unverified=True)
 
 

@@ -18,6 +18,7 @@ from alula.model.load import LoadedModel
 from alula.sequence import PlanItem, SamplingParams, StepPlan
 from alula.tree import DraftTree, TreeShape
 from tests.draft.heads import save_random_head
+from tests.draft.medusas import save_random_medusa
 from tests.engine.tiny import complete, engine_for, prompt_of
 
 Script = Callable[[list[int], int], DraftTree]
@@ -77,9 +78,10 @@ SCRIPTS = {reject_first: 0, reject_middle: 2, reject_leaf: 2, accept_all: 4, acc
 LENGTH = 40
 
 
-@pytest.fixture(scope="module")
-def head_folder(tmp_path_factory: pytest.TempPathFactory, tiny: LoadedModel) -> Path:
-    return save_random_head(tmp_path_factory.mktemp("head"), tiny)
+@pytest.fixture(scope="module", params=[save_random_head, save_random_medusa], ids=["eagle3", "medusa"])
+def head_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: LoadedModel) -> Path:
+    folder: Path = request.param(tmp_path_factory.mktemp("head"), tiny)
+    return folder
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

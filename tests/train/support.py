@@ -11,6 +11,8 @@ from alula.train.batch import Batch, make_batch
 from alula.train.data import Conversation
 from alula.train.features import FeatureStore
 from alula.train.head import Eagle3Head, HeadConfig
+from alula.train.methods.eagle3 import Eagle3Method
+from alula.train.methods.options import Eagle3Options
 from alula.train.vocabulary import DraftVocabulary
 
 VOCAB, HIDDEN, DRAFT = 40, 16, 24
@@ -69,6 +71,10 @@ def random_head(target: FakeTarget) -> Eagle3Head:
         for norm in (head.norm, head.midlayer.hidden_norm, head.midlayer.input_layernorm):
             norm.weight.uniform_(0.5, 1.5)
     return head
+
+
+def eagle3(target: FakeTarget, options: Eagle3Options | None = None) -> Eagle3Method:
+    return Eagle3Method(options or Eagle3Options(), random_head(target), vocabulary(), target)
 
 
 def store(target: FakeTarget) -> FeatureStore:

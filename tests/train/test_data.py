@@ -11,6 +11,7 @@ import torch
 from alula.config import AlulaError
 from alula.train.data import Conversation, plan_batches, read_conversations, split_held_out
 from alula.train.vocabulary import DraftVocabulary, choose_vocabulary, expected_counts, vocabulary_from_d2t
+from tests.train.chat import chat_tokenizer
 from tests.train.support import FakeTarget, batch, conversations
 
 
@@ -19,15 +20,21 @@ def write(path: Path, *records: object) -> Path:
     return path
 
 
-def test_both_forms_and_the_mask(tmp_path: Path) -> None:
+def test_all_forms_and_the_mask(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer()
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
     path = write(
         tmp_path / "a.jsonl",
         {"prompt_ids": [1, 2, 3], "answer_ids": [4, 5]},
         {"tokens": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 1, 0, 1, 1, 0]},
+        {"tokens": [1, 2, 3, 4, 5, 6, 7], "learned": [[1, 2], [3, 5], [6, 7]], "messages": talk},
+        {"messages": talk},
     )
-    first, second = read_conversations([path], max_tokens=100)
+    first, second, third, text = read_conversations([path], max_tokens=100, tokenizer=tokenizer)
     assert (first.tokens, first.learned) == ((1, 2, 3, 4, 5), (3, 4))
     assert second.learned == (3, 4)  # token 1 has no pair two before it
+    assert (third.tokens, third.learned) == ((1, 2, 3, 4, 5, 6, 7), (3, 4, 6))
+    assert tokenizer.decode([text.tokens[m] for m in text.learned], skip_special_tokens=False) == "bc<|end|>"
 
 
 def test_repeats_and_a_half_written_line_are_left_out(tmp_path: Path) -> None:
@@ -47,10 +54,37 @@ def test_long_texts_are_cut_and_empty_ones_dropped(tmp_path: Path) -> None:
     assert [len(c.tokens) for c in kept] == [6]
 
 
-@pytest.mark.parametrize("record", [{"text": "hello"}, {"tokens": [1, 2], "loss_mask": [1]}, [1]])
-def test_a_bad_line_is_named(tmp_path: Path, record: object) -> None:
-    with pytest.raises(AlulaError, match=r"a\.jsonl, line 1"):
-        read_conversations([write(tmp_path / "a.jsonl", record)], max_tokens=9)
+BAD = (
+    {"text": "hello"},
+    {"tokens": [1, 2], "loss_mask": [1]},
+    [1],
+    {"tokens": [1, 2, 3], "learned": [[2, 4]]},
+    {"tokens": [1, 2, 3], "learned": [[2, 2]]},
+    {"tokens": [1, 2, 3], "learned": 3},
+    {"tokens": [1, 2, 3], "loss_mask": [0, 0, 2]},
+    {"prompt_ids": [1, 2, -3], "answer_ids": [4]},
+    {"prompt_ids": [1, 2, True], "answer_ids": [4]},
+    {"prompt_ids": [1, 2, 3], "answer_ids": [4.0]},
+    {"prompt_ids": [1, 2, 3], "answer_ids": "45"},
+    {"prompt_ids": [1, 2, 3], "answer_ids": [259]},
+    {"messages": [{"role": "narrator", "content": "a"}]},
+)
+
+
+def test_bad_lines_are_told_and_left_out(tmp_path: Path) -> None:
+    good, told = {"prompt_ids": [1, 2, 3], "answer_ids": [258]}, list[str]()
+    path = write(tmp_path / "a.jsonl", *BAD, good)
+    kept = read_conversations([path], max_tokens=9, tokenizer=chat_tokenizer(), tell=told.append)
+    assert [c.tokens for c in kept] == [(1, 2, 3, 258)]
+    assert [sentence.partition(" is left")[0] for sentence in told[:-1]] == [
+        f"{path}, line {number}" for number in range(1, len(BAD) + 1)
+    ]
+    assert told[-1] == f"{path}: left out {len(BAD)} bad lines (1-{len(BAD)})"
+
+
+def test_bad_lines_are_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"a\.jsonl, line 1 is left out"):
+        assert read_conversations([write(tmp_path / "a.jsonl", *BAD[:1])], max_tokens=9) == []
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""Checkpoints, exported heads, stored features and data that the target writes."""
+"""Checkpoints, exported heads and stored features."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,8 @@ import torch
 
 from alula.config import AlulaError
 from alula.draft.dialects import read_head
-from alula.sequence import SamplingParams
 from alula.train.checkpoint import export_head, load_state, save_state
-from alula.train.features import FeatureStore
-from alula.train.synth import SynthConfig, write_conversations
-from tests.train.support import SIZES, FakeTarget, conversations, random_head, vocabulary
+from tests.train.support import SIZES, FakeTarget, random_head, vocabulary
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,64 +51,3 @@ def test_an_exported_head_is_read_strictly_by_the_serving_side(tmp_path: Path) -
     features = torch.randn(5, head.fc.in_features) * head.tap_scale_F
     fused = features @ files.weights["fc.weight"].float().T
     torch.testing.assert_close(fused, head.fuse(features), atol=0.05, rtol=0.02)
-
-
-def test_stored_features_are_computed_once(tmp_path: Path) -> None:
-    target, chosen = FakeTarget(), conversations(3)
-    first = FeatureStore(target, taps=SIZES.taps, dtype=torch.bfloat16, directory=tmp_path).get(chosen)
-    again = FeatureStore(target, taps=SIZES.taps, dtype=torch.bfloat16, directory=tmp_path).get(chosen[::-1])[::-1]
-    assert target.calls == 3
-    for one, other in zip(first, again, strict=True):
-        assert one.taps_nF.dtype == torch.bfloat16
-        assert torch.equal(one.taps_nF, other.taps_nF)
-        assert torch.equal(one.hidden_MD, other.hidden_MD)
-        assert torch.equal(one.choice_M, other.choice_M)
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-class FakeTokenizer:
-    """Characters as tokens."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(token) for token in ids)
-
-    def render_chat(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        return f"<{messages[0]['content']}>" + ("ANSWER:" if add_generation_prompt else "")
-
-    def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        return self.encode(self.render_chat(messages))
-
-
-def test_the_target_writes_questions_then_answers(tmp_path: Path) -> None:
-    tokenizer, path = FakeTokenizer(), tmp_path / "data.jsonl"
-    asked: list[list[str]] = []
-
-    def generate(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        asked.append([tokenizer.decode(prompt) for prompt in prompts])
-        if all("ANSWER:" in prompt for prompt in asked[-1]):
-            return [tokenizer.encode("yes!") for _ in prompts]
-        return [tokenizer.encode("x" * (3 if i % 2 else 10)) for i in range(len(prompts))]
-
-    config = SynthConfig(answer_tokens=30, batch=8, user_tokens=10)
-    assert write_conversations(path, tokenizer, generate, config) == 32  # type: ignore[arg-type]
-    assert all(prompt.startswith("<") and ">" not in prompt for prompt in asked[0])
-    assert len(asked[1]) == 4  # turns that never ended are dropped
-    assert all(prompt.endswith("xxx>ANSWER:") for prompt in asked[1])
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(records) == 8
-    assert {record["batch"] for record in records} == {0, 1}
-    assert len({tuple(record["prompt_ids"]) for record in records}) > 1
-    calls = len(asked)
-    assert write_conversations(path, tokenizer, generate, config) == 32  # type: ignore[arg-type]
-    assert len(asked) == calls  # enough already
-
-
-def test_a_model_that_never_asks_is_an_error(tmp_path: Path) -> None:
-    def generate(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        return [[120] * p.max_tokens for p in params]
-
-    with pytest.raises(AlulaError, match="never ends a user turn"):
-        write_conversations(tmp_path / "d.jsonl", FakeTokenizer(), generate, SynthConfig(10, batch=2))  # type: ignore[arg-type]

@@ -13,53 +13,74 @@ from alula.config import AlulaError
 from alula.draft.dialects import read_head
 from alula.draft.load import load_drafter
 from alula.model.load import load_model
+from alula.train.config import Served, TrainConfig
 from alula.train.features import FeatureStore
-from alula.train.run import TrainConfig, run
+from alula.train.logs import read_log
+from alula.train.run import run
 from alula.train.target import DecoderTarget
-from alula.train.trainer import Recipe
 from tests.engine.tiny import save_tiny_llama
 from tests.train.support import conversations
+from tests.train.tiny_run import tiny_run
 
 
-def test_a_run_its_continuation_and_the_head_in_service(tmp_path: Path) -> None:
-    folder = save_tiny_llama(tmp_path / "model", layers=3)
-    data = tmp_path / "data.jsonl"
-    lines = [
-        {"prompt_ids": c.tokens[: c.learned[0]], "answer_ids": c.tokens[c.learned[0] :]} for c in conversations(40)
-    ]
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recipe = Recipe(steps=3, total_tokens=300, tokens_per_batch=40, warmup_tokens=40)
-    config = TrainConfig(
-        output=tmp_path / "run",
-        model=str(folder),
-        data=(data,),
-        draft_vocab_size=24,
-        intermediate_size=32,
-        held_out_one_in=5,
-        dtype="float32",
-        recipe=recipe,
-    )
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", layers=3)
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(entry["step"], entry["loss_2"]) for entry in read_log(folder / "log.jsonl") if "loss_2" in entry]
+
+
+def test_a_run_its_continuation_and_the_head_in_service(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served(held_out=2, prompts=0, tokens=12, nodes=6, depth=3, branch=2, kv_cache_mib=8)
+    config = tiny_run(tmp_path, model, evaluate_steps=4, served=served)
+    config = replace(config, recipe=replace(config.recipe, total_tokens=300))
     run(config)
-    first = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    run(replace(config, recipe=replace(recipe, total_tokens=600)))
-    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    steps = [entry["step"] for entry in log if "loss_0" in entry]
-    assert steps == list(range(1, steps[-1] + 1)) and len(log) > len(first)
-    drafter = load_drafter(tmp_path / "run" / "head", load_model(str(folder), dtype="float32"))
-    assert drafter.name == "eagle3"
-    _check_going_on_from_the_head(replace(config, recipe=replace(recipe, total_tokens=1)), tmp_path)
+    told = capsys.readouterr().err
+    assert "cover" in told and "of the held-out answers" in told and "GFLOP/s: at most" in told and "served tau" in told
+    first = losses(config.output)
+    longer = replace(config.recipe, total_tokens=600)
+    with pytest.raises(AlulaError, match=r"recipe.total_tokens 300, and this run's is 600.*--change"):
+        run(replace(config, recipe=longer))
+    run(replace(config, recipe=longer, change=("recipe.total_tokens",)))
+    steps = [step for step, _ in losses(config.output)]
+    assert steps == list(range(1, steps[-1] + 1)) and len(steps) > len(first)
+    assert load_drafter(config.output / "head", load_model(str(model), dtype="float32")).name == "eagle3"
+    _check_evaluations(config, first[-1][0])
+    still = replace(config.recipe, total_tokens=1, matrix_rate=0.0, other_rate=0.0)
+    _check_going_on_from_the_head(replace(config, recipe=still), tmp_path)
+
+
+def _check_evaluations(config: TrainConfig, steps: int) -> None:
+    """In the log, in the provenance of what was kept, and as a picture."""
+    evaluations = [entry for entry in read_log(config.output / "log.jsonl") if "evaluation" in entry]
+    assert [entry["step"] for entry in evaluations][:3] == [0, 4, steps if steps < 8 else 8]
+    served = [entry["evaluation"]["served"] for entry in evaluations]
+    for figures in served:
+        assert figures["tau"] >= 1 and figures["tree"] == {"nodes": 6, "depth": 3, "branch": 2}
+        assert figures["tau"] == pytest.approx(figures["estimate"]["tau"], rel=0.05)
+    best = max(figures["tau"] for figures in served)
+    for name, tau in (("head", best), ("last", served[-1]["tau"])):
+        training = json.loads((config.output / name / "provenance.json").read_text())["training"]
+        assert training["evaluation"]["served"]["tau"] == tau
+    assert (config.output / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _check_going_on_from_the_head(config: TrainConfig, folder: Path) -> None:
     """A run that starts from an exported head and makes one tiny step exports nearly that head."""
-    still = replace(config.recipe, matrix_rate=0.0, other_rate=0.0)
-    run(replace(config, output=folder / "on", start_from=folder / "run" / "head", draft_vocab_size=5, recipe=still))
-    before, after = (read_head(folder / name / "head").weights for name in ("run", "on"))
+    start = folder / "run" / "head"
+    other = replace(config.method, draft_vocab_size=5)
+    run(replace(config, output=folder / "on", start_from=start, method=other))
+    before, after = (read_head(folder / name).weights for name in ("run/head", "on/last"))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, rtol=0.01, atol=1e-6)
+    narrow = replace(config.method, intermediate_size=16)
     with pytest.raises(AlulaError, match="intermediate_size"):
-        run(replace(config, output=folder / "off", start_from=folder / "run" / "head", intermediate_size=16))
+        run(replace(config, output=folder / "off", start_from=start, method=narrow))
 
 
 def test_packed_texts_have_the_states_of_single_ones(tmp_path: Path) -> None:

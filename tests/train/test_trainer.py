@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from alula.config import AlulaError
+from alula.train.config import Recipe
 from alula.train.data import Conversation
 from alula.train.evaluate import StepFigures, evaluate, expected_length
 from alula.train.initial import new_head, ridge
+from alula.train.methods.eagle3 import Eagle3Method
+from alula.train.methods.options import Eagle3Options
 from alula.train.muon import orthogonal
-from alula.train.trainer import Recipe, Trainer
-from tests.train.support import SIZES, VOCAB, FakeTarget, batch, conversations, random_head, store, vocabulary
+from alula.train.trainer import Trainer
+from alula.train.vocabulary import DraftVocabulary
+from tests.train.support import DRAFT, SIZES, VOCAB, FakeTarget, batch, conversations, eagle3, store, vocabulary
 
-RECIPE = Recipe(
-    steps=3,
-    total_tokens=4000,
-    tokens_per_batch=40,
-    warmup_tokens=100,
-    chain_fraction=0.5,
-    candidates=20,
-    matrix_rate=0.02,
-)
+RECIPE = Recipe(total_tokens=4000, tokens_per_batch=40, warmup_tokens=100, matrix_rate=0.02)
+OPTIONS = Eagle3Options(steps=3, chain_fraction=0.5, candidates=20)
 
 
-def trainer(data: Sequence[Conversation], *, recipe: Recipe = RECIPE) -> Trainer:
+def trainer(data: Sequence[Conversation], *, recipe: Recipe = RECIPE, options: Eagle3Options = OPTIONS) -> Trainer:
     target = FakeTarget()
-    return Trainer(random_head(target), vocabulary(), store(target), recipe, lambda: data, seed=5)
+    return Trainer(eagle3(target, options), store(target), recipe, lambda: data, seed=5)
 
 
 def losses(entry: dict[str, float]) -> list[float]:
@@ -37,29 +37,69 @@ def losses(entry: dict[str, float]) -> list[float]:
 
 def test_the_loss_falls_and_the_embedding_stays() -> None:
     running = trainer(conversations(60))
-    before = running.head.embedding_VD.clone()
+    before = running.method.head.embedding_VD.clone()
     first = running.train_step()
     while not running.finished:
         last = running.train_step()
     assert all(late < early - 0.3 for late, early in zip(losses(last), losses(first), strict=True))
-    assert torch.equal(running.head.embedding_VD, before)
-    assert "embedding_VD" not in dict(running.head.named_parameters())
-    assert "embedding_VD" not in running.head.state_dict()
+    assert torch.equal(running.method.head.embedding_VD, before)
+    assert "embedding_VD" not in dict(running.method.head.named_parameters())
+    assert "embedding_VD" not in running.method.head.state_dict()
 
 
-@pytest.mark.parametrize("cut", [1, 4, 9, 10, 13])
-def test_a_run_cut_anywhere_and_resumed_is_the_same_run(cut: int) -> None:
+@pytest.mark.parametrize(("cut", "accumulate"), [(1, 1), (4, 1), (9, 1), (10, 1), (13, 1), (4, 3)])
+def test_a_run_cut_anywhere_and_resumed_is_the_same_run(cut: int, accumulate: int) -> None:
     data = conversations(60)  # about ten batches, so the cuts lie around the end of an epoch too
-    whole = trainer(data)
+    recipe = replace(RECIPE, accumulate=accumulate)
+    whole = trainer(data, recipe=recipe)
     expected = [losses(whole.train_step()) for _ in range(18)]
-    first = trainer(data)
+    first = trainer(data, recipe=recipe)
     found = [losses(first.train_step()) for _ in range(cut)]
-    second = trainer(data)
+    second = trainer(data, recipe=recipe)
     second.restore(_copied(first.state()))
     found += [losses(second.train_step()) for _ in range(18 - cut)]
     assert found == expected
-    for mine, theirs in zip(second.head.parameters(), whole.head.parameters(), strict=True):
+    for mine, theirs in zip(second.method.module.parameters(), whole.method.module.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Dealt:
+    """One of several processes whose gradients the test adds up by hand."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+        self.gradients: list[Tensor] = []
+
+    def add(self, parameters: Sequence[torch.nn.Parameter], figures: Tensor) -> None:
+        self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+
+
+def test_the_batches_of_a_step_are_dealt_out_among_processes() -> None:
+    """The gradients of two processes add up to those of one, chain and candidate draws included."""
+    recipe, data = replace(RECIPE, accumulate=4), conversations(60)
+
+    def gradients(rank: int, count: int) -> list[Tensor]:
+        dealt, target = Dealt(rank, count), FakeTarget()
+        Trainer(eagle3(target, OPTIONS), store(target), recipe, lambda: data, seed=5, processes=dealt).train_step()
+        return dealt.gradients
+
+    for whole, first, second in zip(gradients(0, 1), gradients(0, 2), gradients(1, 2), strict=True):
+        assert first.abs().sum() > 0 and second.abs().sum() > 0
+        torch.testing.assert_close(first + second, whole, atol=1e-6, rtol=1e-5)
+    with pytest.raises(AlulaError, match="accumulate"):
+        gradients(0, 3)
+
+
+def test_accumulated_batches_are_averaged() -> None:
+    """The log's loss is the mean over the step's batches, and all their tokens count."""
+    data, options = conversations(60), Eagle3Options(steps=3)
+    one, four = trainer(data, options=options), trainer(data, recipe=replace(RECIPE, accumulate=4), options=options)
+    for running in (one, four):
+        for optimizer, _ in running.optimizers:
+            optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
+    alone = torch.tensor([losses(one.train_step()) for _ in range(4)])
+    torch.testing.assert_close(torch.tensor(losses(four.train_step())), alone.mean(0))
+    assert four.progress.tokens == one.progress.tokens
 
 
 def test_new_data_joins_at_the_next_epoch_only() -> None:
@@ -77,11 +117,11 @@ def test_new_data_joins_at_the_next_epoch_only() -> None:
 
 def test_tokens_that_the_head_cannot_say_are_not_learned() -> None:
     """Where the target's choice lies outside the draft vocabulary the distribution is no guide."""
-    running = trainer(conversations(6), recipe=Recipe(steps=1, tokens_per_batch=1000, total_tokens=10))
-    running.known_V[:] = False
-    before = [parameter.clone() for parameter in running.head.parameters()]
+    running = trainer(conversations(6), recipe=Recipe(tokens_per_batch=1000, total_tokens=10))
+    running.method.known_V[:] = False
+    before = [parameter.clone() for parameter in running.method.head.parameters()]
     running.train_step()
-    for now, then in zip(running.head.parameters(), before, strict=True):
+    for now, then in zip(running.method.head.parameters(), before, strict=True):
         assert torch.equal(now, then)
 
 
@@ -95,11 +135,12 @@ def test_the_schedule_warms_up_and_comes_down() -> None:
 def test_figures_of_a_head_that_knows_and_of_one_that_does_not() -> None:
     target = FakeTarget()
     data = conversations(8)
-    head = random_head(target)
-    figures = evaluate(head, [batch(target, data)], vocabulary().draft_ids(), steps=3)
+    method = eagle3(target)
+    figures = evaluate(method, [batch(target, data)], steps=3)
     assert [f.rows for f in figures] == [sum(max(len(c.learned) - step, 0) for c in data) for step in range(3)]
     assert all(0 <= f.top1 <= f.top4 <= 1 for f in figures)
-    unknown = evaluate(head, [batch(target, data)], torch.full((VOCAB,), -1), steps=3)
+    method.vocabulary = DraftVocabulary(torch.full((DRAFT,), -1), VOCAB)
+    unknown = evaluate(method, [batch(target, data)], steps=3)
     assert all(f.top4 == 0 for f in unknown)
 
 
@@ -131,8 +172,9 @@ def test_the_fitted_start_beats_a_random_one() -> None:
     data = conversations(300)
     fitted = new_head(SIZES, target, vocabulary(), [batch(target, [c]) for c in data], seed=0)
     held = [batch(target, conversations(40, seed=9))]
-    random = evaluate(random_head(target), held, vocabulary().draft_ids(), steps=1)
-    assert evaluate(fitted, held, vocabulary().draft_ids(), steps=1)[0].top1 > 2 * random[0].top1 + 0.1
+    random = evaluate(eagle3(target), held, steps=1)
+    start = Eagle3Method(OPTIONS, fitted, vocabulary(), target)
+    assert evaluate(start, held, steps=1)[0].top1 > 2 * random[0].top1 + 0.1
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from alula.train.head import Chains, Eagle3Head, rope, unroll
+from alula.train.checkpoint import serving_config
+from alula.train.eagle1_head import Eagle1Head
+from alula.train.head import ChainHead, Chains, Eagle3Head, rope, unroll
+from tests.draft.dense import DenseHead
 from tests.train.support import HIDDEN, SIZES, VOCAB, FakeTarget, batch, conversations, random_head
 
 STEPS = 4
@@ -85,6 +90,45 @@ def test_a_chain_sees_nothing_after_its_start_but_its_own_tokens() -> None:
         after = unroll(head, Chains(tokens, changed, starts), steps=STEPS)
     for one, other in zip(before, after, strict=True):
         assert torch.equal(one.hidden_BAD, other.hidden_BAD)
+
+
+def _served_head(name: str) -> tuple[ChainHead, DenseHead]:
+    """A head of random weights in training, and the same one as it is served."""
+    target = FakeTarget()
+    torch.manual_seed(4)
+    if name == "eagle1":
+        config = replace(SIZES, taps=(-1,), draft_vocab_size=VOCAB)
+        head: Eagle1Head | Eagle3Head = Eagle1Head(config, target)
+        head.input_scale_I.uniform_(0.5, 2.0)
+    else:
+        flags = {} if name == "eagle3" else {name: True}
+        head = Eagle3Head(replace(SIZES, **flags), target.embedding_VD)
+        head.tap_scale_F.uniform_(0.5, 2.0)
+    with torch.no_grad():
+        for part, parameter in head.named_parameters():
+            if "norm" in part:
+                parameter.uniform_(0.5, 1.5)
+    serving = serving_config(head.config, "eagle1" if name == "eagle1" else "eagle3")
+    return head, DenseHead(serving, head.official_weights(), target.embedding_VD, target.lm_head_VD)
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "fc_norm", "norm_output"])
+def test_every_step_says_what_the_served_head_says(name: str) -> None:
+    """Of every kind and flag, from the exported tensors: log q along the true tokens of a chain."""
+    head, dense = _served_head(name)
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(0, VOCAB, (10,), generator=generator)
+    features = torch.randn(1, 9, len(head.config.taps) * HIDDEN, generator=generator)
+    starts = torch.tensor([[2, 5]])
+    with torch.no_grad():
+        steps = unroll(head, Chains(text[None, 1:], features, starts), steps=3)
+        for step, result in enumerate(steps):
+            for column, start in enumerate(starts[0].tolist()):
+                tokens = text[: start + 2].tolist()
+                path = text[start + 2 : start + 2 + step].tolist()
+                served = dense.after(tokens, features[0, : start + 1], path)
+                found = head.logits(head.readout(result.hidden_BAD[0, column])).log_softmax(-1)
+                torch.testing.assert_close(found, served[: len(found)], atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("shift", [1, 5])

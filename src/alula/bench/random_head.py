@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from alula.config import ModelConfig
-from alula.draft.dialects import HeadFiles, expected_shapes
+from alula.draft.dialects import HeadFiles
 from alula.draft.head_config import HeadConfig, default_taps
+from alula.draft.head_tensors import expected_shapes
 
 DRAFT_VOCABULARY = 8192
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alula.bench.ceiling import Ceiling
@@ -74,6 +74,23 @@ def side_table(plain: dict[str, Any], speculative: dict[str, Any]) -> str:
     rows = [[title, plain[key], speculative[key]] for title, key in names]
     rows += [[f"ITL, ms ({name})", plain["itl_ms"][name], speculative["itl_ms"][name]] for name in ("median", "p99")]
     return table([["", "plain", "speculative"], *rows])
+
+
+def sets_table(reports: Mapping[str, dict[str, Any]]) -> str:
+    """A row for each set of prompts; see `bench_report`."""
+    heading = ["prompts", "number", "tau", "acceptance rate", "speedup (median)", "10%", "90%", "draft, ms per step"]
+    rows = [
+        [
+            name,
+            report["prompts"],
+            report["speculative"]["tau"],
+            report["speculative"]["acceptance_rate"],
+            *(report["speedup"][key] for key in ("median", "low", "high")),
+            report["speculative"]["step_ms"]["draft"],
+        ]
+        for name, report in reports.items()
+    ]
+    return table([heading, *rows])
 
 
 def step_table(plain: dict[str, Any], speculative: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from alula.draft.build import build_head
 from alula.draft.drafter import Drafter
 from alula.draft.load import load_drafter, target_parts
 from alula.draft.policy import TreePolicy
+from alula.engine.acceptance_check import warn_if_never_accepted
 from alula.engine.config import EngineConfig
 from alula.engine.engine import Engine
 from alula.model.load import LoadedModel
@@ -49,7 +50,9 @@ class Session:
     def _load(self, name: str) -> Drafter:
         if name == RANDOM:
             return random_drafter(self.model, self._rule)
-        return load_drafter(name, self.model, rule=self._rule, allow_unverified=self._allow_unverified)
+        drafter = load_drafter(name, self.model, rule=self._rule, allow_unverified=self._allow_unverified)
+        warn_if_never_accepted(name, self.model, drafter, EngineConfig(rule=self._rule))
+        return drafter
 
 
 def random_drafter(model: LoadedModel, rule: str) -> Drafter:

@@ -1,9 +1,9 @@
-"""Prompt files: JSON lines with `turns` (the first is used) or `prompt`."""
+"""Prompts: alula's own sets by name, and files of JSON lines with `turns` (the first is used) or `prompt`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,41 @@ from alula.config import AlulaError
 if TYPE_CHECKING:
     from alula.text import Tokenizer
 
+DEFAULT = "default"
+SETS = (DEFAULT, "summaries", "forms")
+"""alula's own sets: mixed questions; texts of 1,000 to 4,000 tokens to summarise; templated, low-entropy text."""
 
-def read_prompts(path: Path | None, limit: int | None = None) -> list[str]:
-    """The first `limit` prompts of a file, or of alula's own set. Raises AlulaError, naming file and line."""
+
+def prompt_file(name: str | Path) -> Path:
+    """Where a set of that name, or else a file of that path, lies. A file named like a set is reached by `./name`."""
+    if name in SETS:
+        return Path(str(files("alula").joinpath("prompts", f"{name}.jsonl")))
+    return Path(name)
+
+
+def read_prompts(name: str | Path = DEFAULT, limit: int | None = None) -> list[str]:
+    """The first `limit` prompts of a set or a file. Raises AlulaError, naming file and line."""
     if limit is not None and limit < 1:
         raise AlulaError(f"limit is {limit}: give a whole number of at least 1")
-    prompts = []
-    for prompt in _parse(_read(path), str(path or "the built-in prompts")):
+    path, prompts = prompt_file(name), []
+    for prompt in _parse(_read(path), str(path)):
         prompts.append(prompt)
         if len(prompts) == limit:
             break
     if not prompts:
         raise AlulaError(f"{path} holds no prompt: give JSON lines with `turns` or `prompt`")
     return prompts
+
+
+def read_sets(names: Sequence[str], limit: int | None = None) -> dict[str, list[str]]:
+    """The first `limit` prompts of each, by the name of the set or file. Raises AlulaError for one named twice."""
+    found: dict[str, list[str]] = {}
+    for name in names or (DEFAULT,):
+        short = name if name in SETS else Path(name).stem
+        if short in found:
+            raise AlulaError(f"prompts: {short} is given twice: leave one out, or rename a file")
+        found[short] = read_prompts(name, limit)
+    return found
 
 
 def as_user_turn(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[int]:
@@ -40,13 +62,13 @@ def as_user_turn(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[
     return tokenizer.apply_chat_template([{"role": "user", "content": text}])
 
 
-def _read(path: Path | None) -> bytes:
-    if path is None:
-        return files("alula").joinpath("prompts", "default.jsonl").read_bytes()
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise AlulaError(f"prompts: {path} cannot be read ({error.strerror}): give a file of JSON lines") from None
+        raise AlulaError(
+            f"prompts: {path} cannot be read ({error.strerror}): give a file of JSON lines, or one of {', '.join(SETS)}"
+        ) from None
 
 
 def _parse(content: bytes, name: str) -> Iterator[str]:

@@ -9,11 +9,14 @@ from typing import Annotated, TypeAlias
 
 import tyro
 
+from alula.cli.ablate import Ablate, ablate
 from alula.cli.bench import Bench
 from alula.cli.chat import Chat
+from alula.cli.convert import Convert
 from alula.cli.errors import guarded
 from alula.cli.generate import Generate
 from alula.cli.prove import Prove
+from alula.cli.synth import Synth
 from alula.cli.train import Train, train
 
 Command: TypeAlias = (
@@ -21,7 +24,10 @@ Command: TypeAlias = (
     | Annotated[Chat, tyro.conf.subcommand("chat")]
     | Annotated[Prove, tyro.conf.subcommand("prove")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Synth, tyro.conf.subcommand("synth")]
     | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Ablate, tyro.conf.subcommand("ablate")]
+    | Annotated[Convert, tyro.conf.subcommand("convert")]
 )
 
 _DESCRIPTION = "Speculative decoding with a small head on a big language model: the same text, sooner."
@@ -34,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding gets escapes, not a crash
     if arguments[:1] == ["train"]:
         return guarded(lambda: train(arguments[1:]))
-    command: Generate | Chat | Prove | Bench | Train = tyro.cli(
+    if arguments[:1] == ["ablate"]:
+        return guarded(lambda: ablate(arguments[1:]))
+    command: Generate | Chat | Prove | Bench | Synth | Train | Ablate | Convert = tyro.cli(
         Command, prog="alula", description=_DESCRIPTION, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
     )
     return guarded(command.run)

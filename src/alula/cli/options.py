@@ -72,9 +72,9 @@ class ModelOptions:
             enable_prefix_caching=prefix_caching,
         )
 
-    def load_llm(self) -> LLM:
+    def load_llm(self, *, max_num_seqs: int = 16) -> LLM:
         """The model with its drafter, ready to generate."""
-        config = self.engine_config()
+        config = self.engine_config(max_num_seqs=max_num_seqs)
         from alula.engine.llm import LLM
 
         return LLM(

@@ -23,10 +23,11 @@ DIFFERENT = 1
 class Prove(JsonOption, SamplingOptions, ModelOptions):
     """Compare the token ids of plain decoding with speculation, one factor at a time and in combinations."""
 
-    prompts: Path | None = None
-    """JSON lines with `turns` (the first is asked) or `prompt`; None takes alula's own set."""
+    prompts: tuple[str, ...] = ()
+    """Sets of prompts: alula's own by name (default, summaries, forms), or files of JSON lines with `turns` (the first
+    is asked) or `prompt`. None is default."""
     limit: int | None = None
-    """Only the first so many prompts."""
+    """Only the first so many prompts of each set."""
     drafters: tuple[str, ...] = ()
     """Drafters compared on all prompts; empty is --drafter, ngram and `random` (an EAGLE-3 head of random weights)."""
     batch: int = 4
@@ -47,10 +48,11 @@ class Prove(JsonOption, SamplingOptions, ModelOptions):
     """Write the JSON object to this file too."""
 
     def run(self) -> int:
-        from alula.bench.tasks import read_prompts
+        from alula.bench.tasks import read_sets
 
         self._check()
-        params, texts = self.params(), read_prompts(self.prompts, self.limit)
+        params, sets = self.params(), read_sets(self.prompts, self.limit)
+        texts = [text for found in sets.values() for text in found]
         proof = self._prove(texts, params)
         report = proof.report()
         if self.output is not None:

@@ -1,6 +1,6 @@
 """`alula train`: a head for a model.
 
-Its flags are the fields of `alula.train.run.TrainConfig`, which only this command imports, torch and all.
+Its flags are the fields of `alula.train.config.TrainConfig`. torch is imported only once they are parsed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import tyro
 
 @dataclass(frozen=True)
 class Train:
-    """Train an EAGLE-3 head for a model, on conversations that the model writes itself or on given ones."""
+    """Train a drafter for a model, on conversations that the model writes itself or on given ones.
+
+    The same command, given again, goes on where it stopped. Started by torchrun, its processes share the work.
+    """
 
     def run(self) -> int:
         return train(())
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Parse the flags after `train` and run. The same command, given again, goes on where it stopped."""
-    from alula.train.run import TrainConfig, run
+    """Parse the flags after `train` and run."""
+    from alula.cli.synth import Bar
+    from alula.train.config import TrainConfig
 
     config = tyro.cli(
         TrainConfig,
@@ -30,7 +34,9 @@ def train(arguments: Sequence[str]) -> int:
         args=list(arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    run(config)
+    from alula.train.run import run
+
+    run(config, Bar)
     head = config.output / "head"
     print(f"the head is in {head}: use it with --drafter {head}")
     return 0

@@ -1,7 +1,12 @@
-"""What the config.json of an EAGLE head says, in any of the three public dialects, checked key by key.
+"""What the config.json of an EAGLE head says, in any of the three public layouts, checked key by key.
 
-The dialects: official EAGLE (a plain Llama config), SpecForge (the same with flags and `eagle_config`), and
-speculators (its own keys around `transformer_layer_config`).
+The layouts: official EAGLE (a plain Llama config), SpecForge/SGLang (the same with flags and `eagle_config`), and
+speculators/vLLM (its own keys around `transformer_layer_config`). Two keys mean different things in them:
+
+- `eagle_aux_hidden_state_layer_ids` inside `eagle_config` names layers whose *outputs* are the features (SGLang adds
+  one to each); outside of it, where vLLM and speculators look, layers whose *inputs* are. `HeadConfig.taps` are inputs.
+- `norm_output` in SpecForge's own trainer once meant that the LM head reads normed states; everywhere else, and in
+  `HeadConfig`, that normed states are fed back.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from typing import Any, Literal
 from alula.config import AlulaError, Rope
 
 HeadKind = Literal["eagle1", "eagle3"]
+
+Layout = Literal["official", "specforge", "speculators"]
 
 DEFAULT_ROPE_THETA = 10000.0
 """Official EAGLE-3 heads are trained with this base, whatever their target uses."""
@@ -111,12 +118,30 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def read_head_config(raw: Mapping[str, Any], kind: HeadKind) -> HeadConfig:
-    """Check a head's config.json. Raises AlulaError naming the key."""
+def layout_of(raw: Mapping[str, Any]) -> Layout:
+    """Whose layout a config.json is in."""
+    if "speculators_model_type" in raw or "transformer_layer_config" in raw:
+        return "speculators"
+    if "eagle_config" in raw or "LlamaForCausalLMEagle3" in (raw.get("architectures") or ()):
+        return "specforge"
+    return "official"
+
+
+def read_head_config(raw: Mapping[str, Any], kind: HeadKind, *, nested_inputs: bool = False) -> HeadConfig:
+    """Check a head's config.json. Raises AlulaError naming the key.
+
+    nested_inputs: layer numbers inside `eagle_config` name inputs too, as in heads that alula wrote before it
+    recorded the taps.
+    """
     flat = _flatten(raw)
     unknown = sorted(set(flat) - _USED - _IGNORED)
     if unknown:
         raise AlulaError(f"the head's config.json has the unknown key {unknown[0]!r}: remove it, or update alula")
+    if layout_of(raw) == "speculators" and "norm_before_residual" not in flat:
+        raise AlulaError(
+            "the head's config.json lacks norm_before_residual, which speculators takes for false and vLLM for true: "
+            "state which of them it was trained with"
+        )
     for key, values in _FIXED.items():
         if key in flat and flat[key] not in values and not _window_unused(key, flat):
             raise AlulaError(f"{key} is {flat[key]!r} in the head's config.json: only {values[0]!r} is supported")
@@ -136,7 +161,7 @@ def read_head_config(raw: Mapping[str, Any], kind: HeadKind) -> HeadConfig:
         target_hidden_size=_whole(flat, "target_hidden_size", hidden),
         hidden_act=str(flat.get("hidden_act", "silu")),
         rope=_rope(flat),
-        taps=_taps(flat),
+        taps=_taps(raw, flat, nested_inputs),
         attention_bias=_flag(flat, "attention_bias") or _flag(flat, "qkv_bias"),
         fc_norm=_flag(flat, "fc_norm") or _flag(flat, "use_aux_norm"),
         norm_before_fc=_flag(flat, "norm_before_fc"),
@@ -193,18 +218,45 @@ def _flag(flat: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def _taps(flat: Mapping[str, Any]) -> tuple[int, ...] | None:
-    value = flat.get("eagle_aux_hidden_state_layer_ids", flat.get("target_layer_ids"))
-    count = flat.get("num_aux_hidden_states")
+def _taps(raw: Mapping[str, Any], flat: Mapping[str, Any], nested_inputs: bool) -> tuple[int, ...] | None:
+    """Inputs of layers, from either place; both may be given where they agree."""
+    taps = _layers(raw.get(_TAPS, raw.get("target_layer_ids")))
+    nested = _layers(_object(raw, "eagle_config").get(_TAPS))
+    if nested is not None and not nested_inputs:
+        nested = tuple(layer + 1 for layer in nested)
+    if taps is not None and nested is not None and taps != nested:
+        raise AlulaError(
+            f"{_TAPS} is {list(taps)}, but the one in eagle_config stands for {list(nested)} (it names outputs of "
+            "layers, one less than their inputs): make them agree"
+        )
+    taps = nested if taps is None else taps
+    _check_taps(taps, flat.get("num_aux_hidden_states"))
+    return taps
+
+
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+
+
+def _layers(value: Any) -> tuple[int, ...] | None:
     if value is None:
-        if count not in (None, 3):
-            raise AlulaError(f"num_aux_hidden_states is {count!r}: list them in eagle_aux_hidden_state_layer_ids")
         return None
     if not isinstance(value, list) or not value or not all(type(layer) is int for layer in value):
-        raise AlulaError(f"eagle_aux_hidden_state_layer_ids is {value!r}: give a list of layer numbers")
-    if count is not None and count != len(value):
-        raise AlulaError(f"num_aux_hidden_states is {count!r}, but {len(value)} layers are listed: make them agree")
+        raise AlulaError(f"{_TAPS} is {value!r}: give a list of layer numbers")
     return tuple(value)
+
+
+def _check_taps(taps: tuple[int, ...] | None, count: object) -> None:
+    if taps is None:
+        if count not in (None, 3):
+            raise AlulaError(f"num_aux_hidden_states is {count!r}: list them in {_TAPS}")
+        return
+    if list(taps) != sorted(set(taps)):
+        raise AlulaError(
+            f"{_TAPS} names the inputs of layers {list(taps)}: list them in ascending order, in which every engine "
+            "hands their features to fc"
+        )
+    if count is not None and count != len(taps):
+        raise AlulaError(f"num_aux_hidden_states is {count!r}, but {len(taps)} layers are listed: make them agree")
 
 
 _ROPE_FIELDS: Mapping[str, str] = {

@@ -10,9 +10,11 @@ from typing import Any
 
 from alula.config import AlulaError
 from alula.draft.build import TargetParts, build_head
-from alula.draft.dialects import is_head_folder, read_head
+from alula.draft.dialects import is_head_folder, read_head, read_provenance
 from alula.draft.drafter import Drafter, NoDrafter
 from alula.draft.lm import LanguageModel
+from alula.draft.medusa import MedusaDrafter, MedusaHeads
+from alula.draft.medusa_files import is_medusa_folder, read_medusa
 from alula.draft.neural import NeuralDrafter
 from alula.draft.ngram import NgramDrafter
 from alula.draft.policy import TreePolicy
@@ -35,8 +37,8 @@ def load_drafter(
 ) -> Drafter:
     """The drafter `name` for this target.
 
-    name: `auto` (the head shipped for this target, else n-gram), `none`, `ngram`, the folder of an EAGLE head, or a
-    smaller model with the same tokenizer (folder, GGUF file, hub id or built-in name).
+    name: `auto` (the head shipped for this target, else n-gram), `none`, `ngram`, the folder of an EAGLE head or of
+    Medusa heads, or a smaller model with the same tokenizer (folder, GGUF file, hub id or built-in name).
     rule, tree, sampled: see `TreePolicy`; trees are dynamic by default.
     allow_unverified: accept a head that does not say which target it was trained for.
     Raises AlulaError for what is unknown, cannot be read, or does not fit the target.
@@ -51,11 +53,14 @@ def load_drafter(
     if name in ("auto", "ngram"):
         return NgramDrafter()
     path = Path(name).expanduser()
+    if path.is_dir() and is_medusa_folder(path):
+        return load_medusa(path, target, policy, allow_unverified=allow_unverified)
     if path.is_dir() and is_head_folder(path):
         return load_head(path, target, policy, allow_unverified=allow_unverified)
     if not name or (not path.exists() and "/" not in str(name) and name != "smollm2"):
         raise AlulaError(
-            f"drafter is {str(name)!r}: give auto, none, ngram, or the path of an EAGLE head or of a smaller model"
+            f"drafter is {str(name)!r}: give auto, none, ngram, or the path of an EAGLE head, of Medusa heads or of a "
+            "smaller model"
         )
     return load_language_model(name if not path.exists() else path, target, policy)
 
@@ -78,7 +83,31 @@ def load_head(
     head = read_head(folder)
     drafter = build_head(head, target_parts(target), policy)
     _check_provenance(folder, head.provenance, target, allow_unverified)
+    if head.doubtful_norm_output:
+        warnings.warn(
+            f"the head in {folder} sets norm_output, and its normed states are fed back, as SGLang and vLLM do; "
+            "SpecForge up to 0.3 trained heads of this config otherwise: if few drafts are accepted, run "
+            "`alula convert` on it with --norm-output lm-head",
+            stacklevel=2,
+        )
     return drafter
+
+
+def is_unverified_head(name: str | Path) -> bool:
+    """Whether `name` is the folder of a head that does not say which target it was trained for."""
+    folder = Path(name).expanduser()
+    return folder.is_dir() and is_head_folder(folder) and not _names_target(read_provenance(folder))
+
+
+def load_medusa(
+    folder: Path, target: LoadedModel, policy: TreePolicy, *, allow_unverified: bool = False
+) -> MedusaDrafter:
+    """Medusa heads, checked against the target by their sizes and their provenance."""
+    files = read_medusa(folder, hidden_size=target.config.hidden_size, vocab_size=target.config.vocab_size)
+    _check_provenance(folder, files.provenance, target, allow_unverified)
+    weights = {name: tensor.to(target.device, target.dtype) for name, tensor in files.weights.items()}
+    heads = MedusaHeads(files.config, weights, target.decoder.logits, target.kernels)
+    return MedusaDrafter(heads, policy, target.kernels, target.config.vocab_size)
 
 
 def load_language_model(name: str | Path, target: LoadedModel, policy: TreePolicy) -> NeuralDrafter:
@@ -114,21 +143,25 @@ def target_parts(target: LoadedModel) -> TargetParts:
 
 def target_provenance(target: LoadedModel) -> dict[str, Any]:
     """The `target` entry of a head's provenance.json: what `load_head` and `find_shipped` compare."""
-    sizes = {"vocab_size": target.config.vocab_size, "hidden_size": target.config.hidden_size}
-    return {"name": target.name, **sizes, **target.identity.as_dict()}
+    names = ("vocab_size", "hidden_size", "num_layers")
+    return {
+        "name": target.name,
+        **{name: getattr(target.config, name) for name in names},
+        **target.identity.as_dict(),
+    }
 
 
 def _check_provenance(
     folder: Path, provenance: Mapping[str, Any] | None, target: LoadedModel, allow_unverified: bool
 ) -> None:
-    trained = (provenance or {}).get("target")
-    if not isinstance(trained, dict) or "weights" not in trained:
+    if provenance is None or not _names_target(provenance):
         if allow_unverified:
             return
         raise AlulaError(
             f"{folder} has no provenance.json that names its target: pass --allow-unverified-head if you know that the"
             f" head was trained for {target.name!r}"
         )
+    trained = provenance["target"]
     weights, dtype = target.weights_hash, str(target.dtype).removeprefix("torch.")
     if trained["weights"] != weights:
         raise AlulaError(
@@ -141,6 +174,11 @@ def _check_provenance(
             "fewer drafts may be accepted",
             stacklevel=3,
         )
+
+
+def _names_target(provenance: Mapping[str, Any] | None) -> bool:
+    trained = (provenance or {}).get("target")
+    return isinstance(trained, dict) and "weights" in trained
 
 
 def _shipped(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

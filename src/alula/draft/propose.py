@@ -53,12 +53,26 @@ class Proposer:
         )
         self._drawn: list[dict[int, torch.Tensor]] = [{} for _ in sequences]
 
-    def expand(self, growth: Growth, logits_FC: torch.Tensor, paths: Sequence[tuple[int, ...]]) -> None:
-        """One level: children of every frontier row from its logits and the tokens on its path."""
+    def expand(
+        self,
+        growth: Growth,
+        logits_FC: torch.Tensor,
+        paths: Sequence[tuple[int, ...]],
+        *,
+        rows_F: IntArray | None = None,
+    ) -> None:
+        """One level: children of every frontier row from its logits and the tokens on its path.
+
+        rows_F: which row of the logits is whose, for drafters that give several frontier rows the same.
+        """
         frontier = growth.frontier
         if self._plain:
             columns_FK, logs_FK = self._best(logits_FC, min(frontier.children, logits_FC.shape[1]))
+            if rows_F is not None:
+                columns_FK, logs_FK = columns_FK[rows_F], logs_FK[rows_F]
         else:
+            if rows_F is not None:
+                logits_FC = logits_FC[torch.from_numpy(rows_F).to(logits_FC.device)]
             columns_FK, logs_FK = self._shaped(growth, frontier, logits_FC, paths)
         growth.grow(columns_FK if self._ids_C is None else self._ids_C[columns_FK], logs_FK)
 

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeGuard, cast
 from alula.config import AlulaError
 from alula.draft.load import load_drafter
 from alula.draft.static import StaticTree
+from alula.engine.acceptance_check import warn_if_never_accepted
 from alula.engine.config import EngineConfig
 from alula.engine.engine import Engine
 from alula.engine.request import Request, RequestOutput
@@ -28,7 +29,8 @@ class LLM:
     model: a built-in name (`smollm2`), a Hugging Face folder or hub id, or a GGUF file. drafter: `auto`, `none`,
     `ngram` or a path. threads: torch's thread count, None leaves it. kernels: `auto`, `native` or `torch`.
     tree: a static tree instead of dynamic ones, within the limits of config.shape. sampled: its children are drawn from
-    the drafter's distribution (rule `rejection` only).
+    the drafter's distribution (rule `rejection` only). allow_unverified_head: take a head that does not name its
+    target; it is measured on a few tokens first, and warned of where it hardly ever guesses right.
     Raises AlulaError for anything that cannot be loaded or does not fit together.
     """
 
@@ -52,6 +54,7 @@ class LLM:
         proposer = load_drafter(
             drafter, loaded, rule=config.rule, tree=tree, sampled=sampled, allow_unverified=allow_unverified_head
         )
+        warn_if_never_accepted(drafter, loaded, proposer, config)
         self.engine = Engine(loaded, proposer, config)
         self.tokenizer = loaded.tokenizer
         self._streams: dict[int, deque[TokenEvent]] = {}

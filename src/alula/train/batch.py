@@ -21,6 +21,8 @@ class Batch:
     """One training step's input. Chain a of text b predicts, at step i, token ``starts_BA + 2 + i``."""
 
     chains: Chains
+    texts_BX: Tensor
+    """int64: all tokens, padded with 0."""
     valid_BA: Tensor
     """bool: False where ``starts_BA`` is padding."""
     learned_BX: Tensor
@@ -47,7 +49,7 @@ def make_batch(conversations: Sequence[Conversation], features: Sequence[Feature
     texts = len(conversations)
     longest = max(len(c.tokens) for c in conversations)
     chains = max(len(c.learned) for c in conversations)
-    tokens_BS = torch.zeros(texts, longest - 1, dtype=torch.long)
+    texts_BX = torch.zeros(texts, longest, dtype=torch.long)
     features_BSF = torch.zeros(texts, longest - 1, features[0].taps_nF.shape[1])
     starts_BA = torch.zeros(texts, chains, dtype=torch.long)
     valid_BA = torch.zeros(texts, chains, dtype=torch.bool)
@@ -55,14 +57,15 @@ def make_batch(conversations: Sequence[Conversation], features: Sequence[Feature
     total = 0
     for b, (conversation, known) in enumerate(zip(conversations, features, strict=True)):
         entries, learned = len(conversation.tokens) - 1, torch.tensor(conversation.learned)
-        tokens_BS[b, :entries] = torch.tensor(conversation.tokens[1:])
+        texts_BX[b, : entries + 1] = torch.tensor(conversation.tokens)
         features_BSF[b, :entries] = known.taps_nF[:-1]
         starts_BA[b, : len(learned)] = learned - 2
         valid_BA[b, : len(learned)] = True
         learned_BX[b, learned] = torch.arange(total, total + len(learned))
         total += len(learned)
     return Batch(
-        Chains(tokens_BS, features_BSF, starts_BA),
+        Chains(texts_BX[:, 1:], features_BSF, starts_BA),
+        texts_BX,
         valid_BA,
         learned_BX,
         torch.cat([known.hidden_MD for known in features]).float(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +12,22 @@ import torch
 from alula.config import AlulaError, Rope
 from alula.draft import head_config
 from alula.draft.dialects import read_head, save_official
+from alula.train.files import write_whole
 from alula.train.head import Eagle3Head, HeadConfig
 from alula.train.vocabulary import DraftVocabulary
+
+CHECKPOINT = "checkpoint.pt"
+"""Its name in the folder of a run."""
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write a trainer's state; the file is replaced only once the new one is complete and on disk."""
-    unfinished = path.with_suffix(".tmp")
-    try:
+
+    def write(unfinished: Path) -> None:
         with unfinished.open("wb") as file:
             torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+
+    write_whole(path, write)
 
 
 def load_state(path: Path) -> dict[str, Any] | None:
@@ -38,7 +37,9 @@ def load_state(path: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise AlulaError(f"checkpoint {path} cannot be read; remove it to start over") from error
+        raise AlulaError(f"checkpoint {path} cannot be read: remove it to start over") from error
+    if not isinstance(state, dict):
+        raise AlulaError(f"checkpoint {path} holds no state: remove it to start over, or give another output")
     return state
 
 
@@ -51,10 +52,10 @@ def export_head(
     save_official(folder, serving_config(head.config), weights, provenance, max_position_embeddings=limit)
 
 
-def serving_config(config: HeadConfig) -> head_config.HeadConfig:
+def serving_config(config: HeadConfig, kind: head_config.HeadKind = "eagle3") -> head_config.HeadConfig:
     """The same head in the words of the serving side."""
     return head_config.HeadConfig(
-        kind="eagle3",
+        kind=kind,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_attention_heads=config.heads,
@@ -65,7 +66,9 @@ def serving_config(config: HeadConfig) -> head_config.HeadConfig:
         draft_vocab_size=config.draft_vocab_size,
         target_hidden_size=config.hidden_size,
         rope=Rope(config.rope_theta),
-        taps=config.taps,
+        taps=config.taps if kind == "eagle3" else None,
+        fc_norm=config.fc_norm,
+        norm_output=config.norm_output,
     )
 
 
@@ -78,15 +81,19 @@ def read_start(
     Raises AlulaError, naming the field, for a head of other sizes than ``sizes`` (its draft vocabulary is its own).
     """
     files = read_head(folder)
-    wanted = serving_config(replace(sizes, draft_vocab_size=files.config.draft_vocab_size))
-    for name, ours in vars(wanted).items():
-        theirs = getattr(files.config, name)
-        if theirs != ours and not (name == "taps" and theirs is None):
-            raise AlulaError(
-                f"start_from {folder}: its {name} is {theirs}, and this run's is {ours}: give a head of the same"
-            )
+    check_sizes(folder, files.config, serving_config(replace(sizes, draft_vocab_size=files.config.draft_vocab_size)))
     weights = {name: tensor.float() for name, tensor in files.weights.items() if name not in ("d2t", "t2d")}
     weights["fc.weight"] = weights["fc.weight"] * tap_scale_F
     offsets_C = files.weights.get("d2t", torch.zeros(files.config.draft_vocab_size, dtype=torch.int64))
     vocabulary = DraftVocabulary(torch.arange(len(offsets_C)) + offsets_C, files.config.vocab_size)
     return weights | {"tap_scale_F": tap_scale_F}, vocabulary
+
+
+def check_sizes(folder: Path, found: head_config.HeadConfig, wanted: head_config.HeadConfig) -> None:
+    """Raises AlulaError, naming the field, where a head to go on from is not of this run's sizes."""
+    for name, ours in vars(wanted).items():
+        theirs = getattr(found, name)
+        if theirs != ours and not (name == "taps" and theirs is None):
+            raise AlulaError(
+                f"start_from {folder}: its {name} is {theirs}, and this run's is {ours}: give a head of the same"
+            )

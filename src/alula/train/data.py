@@ -1,9 +1,11 @@
 """Conversations as token ids with a loss mask: reading, splitting, planning batches.
 
-A data file holds JSON lines of one of two forms::
+A data file holds JSON lines, each of one of these forms::
 
-    {"prompt_ids": [...], "answer_ids": [...]}          one answer at the end
-    {"tokens": [...], "loss_mask": [0, 1, ...]}         any number of answers
+    {"tokens": [...], "learned": [[3, 9], ...], "tokenizer": "..."}     what `alula synth` writes (and more)
+    {"prompt_ids": [...], "answer_ids": [...]}                          one answer at the end
+    {"tokens": [...], "loss_mask": [0, 1, ...]}                         any number of answers
+    {"messages": [...]}, {"conversations": [...]}                       text; the chat template says what is learned
 
 Only masked tokens (the assistant's, their end-of-turn token included) are trained on: they are what the drafter
 will be asked to guess.
@@ -13,15 +15,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from alula.config import AlulaError
+from alula.train.dialogue import vocabulary_hash
+from alula.train.lines import BadLines, read_objects
+from alula.train.masks import find_answers
+from alula.train.sources import read_messages
+from alula.train.watch import Watch
+
+if TYPE_CHECKING:
+    import torch
+
+    from alula.text import Tokenizer
 
 _SHORTEST = 3
 """A pair (f_j, t_{j+1}) predicts t_{j+2}: shorter texts hold no prediction."""
@@ -56,42 +66,90 @@ class Conversation:
         return self if len(self.tokens) <= limit else Conversation(self.tokens[:limit], self.mask[:limit])
 
 
-def conversation_from_record(record: Mapping[str, Any]) -> Conversation:
-    """Parse one line's object (see the module's text); raises AlulaError naming the missing field."""
+def conversation_from_record(record: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> Conversation:
+    """Parse one line's object (see the module's text); raises AlulaError naming the faulty field.
+
+    tokenizer: the target's; without it messages cannot be read, and ids are taken as they are.
+    """
     if "prompt_ids" in record and "answer_ids" in record:
-        prompt, answer = record["prompt_ids"], record["answer_ids"]
+        prompt, answer = (_ids(record, name, tokenizer) for name in ("prompt_ids", "answer_ids"))
         return Conversation((*prompt, *answer), (False,) * len(prompt) + (True,) * len(answer))
+    if "tokens" in record and "learned" in record:
+        tokens = _ids(record, "tokens", tokenizer)
+        return Conversation(tokens, _mask(record["learned"], len(tokens)))
     if "tokens" in record and "loss_mask" in record:
-        return Conversation(tuple(record["tokens"]), tuple(bool(bit) for bit in record["loss_mask"]))
-    raise AlulaError("a training line needs prompt_ids and answer_ids, or tokens and loss_mask")
+        return Conversation(_ids(record, "tokens", tokenizer), _bits(record["loss_mask"]))
+    if tokenizer is not None and ("messages" in record or "conversations" in record):
+        ids, spans = find_answers(tokenizer, read_messages(record))
+        return Conversation(tuple(ids), _mask(spans, len(ids)))
+    raise AlulaError(
+        "it has no conversation: give tokens and learned, prompt_ids and answer_ids, tokens and loss_mask, or messages"
+    )
 
 
-def read_conversations(paths: Iterable[Path], *, max_tokens: int) -> list[Conversation]:
+def _ids(record: Mapping[str, Any], name: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    ids = record[name]
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise AlulaError(f"{name} is no list of token ids: give whole numbers of at least 0")
+    if tokenizer is not None and ids and max(ids) >= tokenizer.vocab_size:
+        raise AlulaError(f"{name} has id {max(ids)}, and the tokenizer has {tokenizer.vocab_size}: give its own ids")
+    return tuple(ids)
+
+
+def _bits(mask: object) -> tuple[bool, ...]:
+    if not isinstance(mask, list) or not all(bit in (0, 1) for bit in mask):
+        raise AlulaError("loss_mask is no list of 0 and 1: give one per token")
+    return tuple(bool(bit) for bit in mask)
+
+
+def _mask(spans: object, size: int) -> tuple[bool, ...]:
+    """Bits of spans [start, end). Raises AlulaError for spans that leave the text."""
+    bits = [False] * size
+    try:
+        for start, end in spans:  # type: ignore[attr-defined]
+            if not 0 <= start < end <= size:
+                raise ValueError
+            bits[start:end] = [True] * (end - start)
+    except (TypeError, ValueError):
+        raise AlulaError(f"learned is no list of [start, end] within {size} tokens: write the file again") from None
+    return tuple(bits)
+
+
+def read_conversations(
+    paths: Iterable[Path],
+    *,
+    max_tokens: int,
+    tokenizer: Tokenizer | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> list[Conversation]:
     """All usable conversations of the files, in order, without repeats, cut to ``max_tokens``.
 
-    A last line without its newline is still being written by the generator, so it is left for the next call.
+    Bad lines are left out; ``tell`` (None warns) gets a sentence for the first of them and their number. A last line
+    without its newline may still be in the writing, so it is left for the next call. tokenizer: the target's; it
+    reads lines of messages, and refuses, with an AlulaError, a file written for another vocabulary.
     """
+    bad = BadLines(tell or Watch().tell)
     seen: dict[str, Conversation] = {}
     for path in paths:
-        for number, line in _complete_lines(path):
+        for number, record in read_objects(path, bad, growing=True):
+            if tokenizer is not None:
+                _check_tokenizer(record, tokenizer, path)
             try:
-                conversation = conversation_from_record(json.loads(line)).cut(max_tokens)
-            except (ValueError, TypeError, RecursionError) as error:
-                raise AlulaError(f"{path}, line {number}: {error}") from error
+                conversation = conversation_from_record(record, tokenizer).cut(max_tokens)
+            except AlulaError as error:
+                bad.add(path, number, error)
+                continue
             if len(conversation.tokens) >= _SHORTEST and conversation.learned:
                 seen.setdefault(conversation.key, conversation)
+    for sentence in bad.summary():
+        (tell or Watch().tell)(sentence)
     return list(seen.values())
 
 
-def _complete_lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise AlulaError(f"data file {path} cannot be read ({error.strerror}); check the path") from error
-    whole = text[: text.rfind("\n") + 1]
-    for number, line in enumerate(whole.splitlines(), 1):
-        if line.strip():
-            yield number, line
+def _check_tokenizer(record: Mapping[str, Any], tokenizer: Tokenizer, path: Path) -> None:
+    ours = vocabulary_hash(tokenizer)
+    if record.get("tokenizer", ours) != ours:
+        raise AlulaError(f"data file {path} was written for another tokenizer: write it with this model")
 
 
 def split_held_out(
@@ -113,6 +171,8 @@ def plan_batches(
     Shuffled; lengths are sorted inside windows of ``window`` conversations, so that padding stays small, and the
     batches are shuffled again.
     """
+    import torch
+
     order = torch.randperm(len(conversations), generator=generator).tolist()
     batches: list[list[str]] = []
     for start in range(0, len(order), window):

@@ -1,4 +1,4 @@
-"""Figures of a head on held-out texts, by the training-time test.
+"""Figures of a drafter on held-out texts, by what it proposes along the true text.
 
 They say how training goes. What counts in the end is the serving path, which the engine measures.
 """
@@ -12,50 +12,47 @@ import torch
 from torch import Tensor
 
 from alula.train.batch import Batch
-from alula.train.head import Eagle3Head, unroll
+from alula.train.methods.method import Method
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """One step of the training-time test, pooled over all chains."""
+    """One step, pooled over all chains."""
 
     rows: int
     """Predictions looked at."""
     top1: float
-    """Share where the head's first choice is the target's."""
+    """Share where the drafter's first choice is the target's."""
     top4: float
-    """Share where the target's choice is among the head's first four."""
+    """Share where the target's choice is among the drafter's first four."""
     conditional_top1: float
     """top1 among the chains whose earlier first choices were all the text's tokens (alpha of EAGLE-3)."""
     conditional_top4: float
     """top4 among the chains where each earlier token was among the first four."""
 
 
-def evaluate(head: Eagle3Head, batches: Sequence[Batch], draft_ids_V: Tensor, *, steps: int) -> list[StepFigures]:
-    """Figures per step. A target choice outside the draft vocabulary counts as a miss."""
+def evaluate(method: Method, batches: Sequence[Batch], *, steps: int) -> list[StepFigures]:
+    """Figures per step. A target choice that the drafter cannot say counts as a miss."""
     counts = torch.zeros(steps, 7, dtype=torch.float64)
     with torch.inference_mode():
         for batch in batches:
-            counts += _count(head, batch, draft_ids_V, steps)
+            counts += _count(method, batch, steps)
     return [_figures(row.tolist()) for row in counts]
 
 
-def _count(head: Eagle3Head, batch: Batch, draft_ids_V: Tensor, steps: int) -> Tensor:
+def _count(method: Method, batch: Batch, steps: int) -> Tensor:
     """Per step: rows, top-1 hits, top-4 hits, then (rows, hits) of the chains alive by top-1 and by top-4."""
     counts = torch.zeros(steps, 7, dtype=torch.float64)
     alive1 = batch.valid_BA.reshape(-1).clone()
     alive4 = alive1.clone()
-    for step, result in enumerate(unroll(head, batch.chains, steps=steps)):
-        flat_R, index_R = batch.rows(step, result.columns_A)
-        hidden_RD = head.norm(result.hidden_BAD.flatten(0, 1)[flat_R])
-        best_R4 = torch.cat([head.lm_head(part).topk(4).indices for part in hidden_RD.split(1024)])
-        choice_R1, text_R1 = draft_ids_V[batch.choice_M[index_R], None], draft_ids_V[batch.token_M[index_R], None]
-        hit_R4 = best_R4 == choice_R1
+    for step, guesses in enumerate(method.guesses(batch, steps=steps, width=4)):
+        flat_R, index_R, best_R4 = guesses.flat_R, guesses.index_R, guesses.tokens_RK
+        hit_R4 = best_R4 == batch.choice_M[index_R, None]
         hit1_R, hit4_R = hit_R4[:, 0], hit_R4.any(-1)
         on1_R, on4_R = alive1[flat_R], alive4[flat_R]
         figures = (torch.ones_like(on1_R), hit1_R, hit4_R, on1_R, on1_R & hit1_R, on4_R, on4_R & hit4_R)
         counts[step] = torch.stack([figure.sum() for figure in figures])
-        followed_R4 = best_R4 == text_R1
+        followed_R4 = best_R4 == batch.token_M[index_R, None]
         alive1 = _only(alive1, flat_R, followed_R4[:, 0])
         alive4 = _only(alive4, flat_R, followed_R4.any(-1))
     return counts

@@ -1,14 +1,13 @@
-"""What training needs from the target for each conversation, computed on the fly or stored once.
+"""What training needs from the target for each conversation, computed whenever it is asked for.
 
-Shapes: n tokens of a conversation, M learned tokens, F = taps x hidden, D hidden.
+`alula.train.shards` keeps it on disk instead. Shapes: n tokens of a conversation, M learned tokens, F = taps x
+hidden, D hidden.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -34,7 +33,7 @@ class FeatureTarget(Protocol):
 
 @dataclass(frozen=True)
 class Features:
-    """Of one conversation, stored in the serving dtype."""
+    """Of one conversation, in the serving dtype."""
 
     taps_nF: Tensor
     """Features of all tokens."""
@@ -59,45 +58,44 @@ def compute_features(
 
 
 class FeatureStore:
-    """Features by conversation; with a directory, each is computed once and read from there afterwards."""
+    """Features by conversation.
 
-    def __init__(
-        self, target: FeatureTarget, *, taps: Sequence[int], dtype: torch.dtype, directory: Path | None = None
-    ) -> None:
-        self.target, self.taps, self.dtype, self.directory = target, tuple(taps), dtype, directory
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
+    computed_tokens: how many tokens the target has read so far, for the accounts of throughput.
+    """
+
+    def __init__(self, target: FeatureTarget, *, taps: Sequence[int], dtype: torch.dtype) -> None:
+        self.target, self.taps, self.dtype = target, tuple(taps), dtype
+        self.computed_tokens = 0
+
+    def prepare(self, conversations: Sequence[Conversation], say: Callable[[str], None]) -> None:
+        """Whatever can be done once, before ``get`` is asked for these; ``say`` is told of it."""
 
     def get(self, conversations: Sequence[Conversation]) -> list[Features]:
         """Features of the conversations, in order."""
-        found = {c.key: features for c in conversations if (features := self._read(c)) is not None}
-        missing = [c for c in conversations if c.key not in found]
-        if missing:
-            computed = compute_features(self.target, missing, taps=self.taps, dtype=self.dtype)
-            for conversation, features in zip(missing, computed, strict=True):
-                self._write(conversation, features)
-                found[conversation.key] = features
-        return [found[c.key] for c in conversations]
+        return self.compute(conversations)
 
-    def _path(self, conversation: Conversation) -> Path | None:
-        return None if self.directory is None else self.directory / f"{conversation.key}.safetensors"
+    def compute(self, conversations: Sequence[Conversation]) -> list[Features]:
+        """By the target, in forwards of a limited size."""
+        self.computed_tokens += sum(len(c.tokens) for c in conversations)
+        return [
+            features
+            for group in forwards(conversations)
+            for features in compute_features(self.target, group, taps=self.taps, dtype=self.dtype)
+        ]
 
-    def _read(self, conversation: Conversation) -> Features | None:
-        path = self._path(conversation)
-        if path is None or not path.exists():
-            return None
-        from safetensors.torch import load_file
 
-        tensors = load_file(path)
-        return Features(tensors["taps"], tensors["hidden"], tensors["choice"])
+FORWARD_TOKENS = 4096
+"""Tokens of one target forward, padding of the keys included."""
 
-    def _write(self, conversation: Conversation, features: Features) -> None:
-        path = self._path(conversation)
-        if path is None:
-            return
-        from safetensors.torch import save_file
 
-        tensors = {"taps": features.taps_nF, "hidden": features.hidden_MD, "choice": features.choice_M}
-        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
-        unfinished.replace(path)
+def forwards(conversations: Sequence[Conversation]) -> list[list[Conversation]]:
+    """Runs of conversations that fit one forward; every text takes as much room as the longest beside it."""
+    groups: list[list[Conversation]] = []
+    longest = 0
+    for conversation in conversations:
+        longest = max(longest, len(conversation.tokens))
+        if not groups or longest * (len(groups[-1]) + 1) > FORWARD_TOKENS:
+            groups.append([])
+            longest = len(conversation.tokens)
+        groups[-1].append(conversation)
+    return groups

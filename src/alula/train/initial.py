@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from alula.train.batch import Batch
 from alula.train.features import FeatureTarget
-from alula.train.head import Eagle3Head, HeadConfig, first_attention
+from alula.train.head import Eagle3Head, HeadConfig, Layer, first_attention
 from alula.train.vocabulary import DraftVocabulary
 
 _RIDGE = 0.02
@@ -42,12 +42,16 @@ def new_head(
         for module in head.midlayer.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0.0, module.in_features**-0.5, generator=generator)
-        head.tap_scale_F.copy_(tap_sizes(samples))
+        # Attention is fitted before fc is; what it gathers until then must not depend on who drew numbers before.
+        head.fc.weight.normal_(0.0, head.fc.in_features**-0.5, generator=generator)
+        head.tap_scale_F.copy_(tap_sizes(samples, config))
         head.lm_head.weight.copy_(target.lm_head_VD[vocabulary.target_ids_C])
         wanted_MD = torch.cat([batch.hidden_MD for batch in samples]) / target.norm_D
-        _place_attention(head, samples, wanted_MD)
+        layer = head.midlayer
+        embedded_MD = torch.cat([layer.input_layernorm(head.embed(advanced(batch))) for batch in samples])
+        place_attention(config, layer.self_attn, embedded_MD, wanted_MD)
         state_MD = _fit_attention(head, samples, wanted_MD)
-        state_MD = _fit_mlp(head, state_MD, wanted_MD)
+        state_MD = fit_down(head.midlayer, state_MD, wanted_MD)
         # A fit is shorter than what it fits; the norm undoes that, so its weight must not be overconfident.
         head.norm.weight.copy_(target.norm_D * state_MD.square().mean().sqrt())
     return head
@@ -64,35 +68,44 @@ def ridge(inputs_MI: Tensor, wanted_MO: Tensor) -> Tensor:
     return weight_OI
 
 
-def tap_sizes(samples: Sequence[Batch]) -> Tensor:
-    """Root mean square of each feature column [F]."""
-    squares_F = torch.stack([_at_starts(batch, batch.chains.features_BSF).square().mean(0) for batch in samples]).mean(
-        0
-    )
+def tap_sizes(samples: Sequence[Batch], config: HeadConfig) -> Tensor:
+    """Root mean square of each feature column [F], as `fc` reads them before its norms have learned anything."""
+    squares_F = torch.stack([_entering(batch, config).square().mean(0) for batch in samples]).mean(0)
     return squares_F.sqrt().clamp_min(1e-6)
 
 
-def _place_attention(head: Eagle3Head, samples: Sequence[Batch], wanted_MD: Tensor) -> None:
-    """Queries, keys and values on the embedding half of the input; the hidden half starts at zero."""
-    config, layer = head.config, head.midlayer
-    width, attention = config.hidden_size, layer.self_attn
-    embedded_MD = torch.cat([layer.input_layernorm(head.embed(_advanced(batch))) for batch in samples])
-    constant_D = ridge(embedded_MD, torch.ones(len(embedded_MD), 1))[0]
-    query_HKE = attention.q_proj.weight.view(config.heads, config.head_dim, -1)
-    key_GKE = attention.k_proj.weight.view(config.kv_heads, config.head_dim, -1)
+def _entering(batch: Batch, config: HeadConfig) -> Tensor:
+    """Features at the chains' starts [M, F], each tap normed where the head does so."""
+    features_MF = at_starts(batch, batch.chains.features_BSF)
+    if not config.fc_norm:
+        return features_MF
+    taps = torch.split(features_MF, config.hidden_size, -1)
+    return torch.cat([nn.functional.rms_norm(tap, tap.shape[-1:], eps=config.rms_norm_eps) for tap in taps], -1)
+
+
+def place_attention(config: HeadConfig, attention: nn.Module, inputs_MW: Tensor, wanted_MD: Tensor) -> None:
+    """Queries, keys and values on the first W columns of what attention reads; the others start near zero.
+
+    attention: holds q_proj, k_proj and v_proj. inputs_MW: those columns where predictions are made.
+    """
+    width = inputs_MW.shape[1]
+    constant_W = ridge(inputs_MW, torch.ones(len(inputs_MW), 1))[0]
+    query, key, value = (attention.get_parameter(f"{name}_proj.weight") for name in "qkv")
+    query_HKE = query.view(config.heads, config.head_dim, -1)
+    key_GKE = key.view(config.kv_heads, config.head_dim, -1)
     key_GKE.mul_(0.1)
     query_HKE.mul_(0.1)
     pattern_K = torch.zeros(config.head_dim)
     pattern_K[: min(_FREQUENCIES, config.head_dim // 2)] = _FOCUS
-    key_GKE[:, :, :width] = pattern_K[:, None] * constant_D
+    key_GKE[:, :, :width] = pattern_K[:, None] * constant_W
     per_group = config.heads // config.kv_heads
     for index in range(config.heads):
         back = index % per_group
         if back < 2:
-            query_HKE[index, :, :width] = _looking_back(pattern_K, back, config.rope_theta)[:, None] * constant_D
-    directions_DD = torch.linalg.svd(ridge(embedded_MD, wanted_MD)).Vh
-    attention.v_proj.weight.zero_()
-    attention.v_proj.weight[:, :width] = directions_DD[: config.kv_heads * config.head_dim]
+            query_HKE[index, :, :width] = _looking_back(pattern_K, back, config.rope_theta)[:, None] * constant_W
+    directions_WW = torch.linalg.svd(ridge(inputs_MW, wanted_MD)).Vh[: config.kv_heads * config.head_dim]
+    value.zero_()
+    value[: len(directions_WW), :width] = directions_WW
 
 
 def _looking_back(pattern_K: Tensor, entries: int, theta: float) -> Tensor:
@@ -104,7 +117,8 @@ def _looking_back(pattern_K: Tensor, entries: int, theta: float) -> Tensor:
 
 def _fit_attention(head: Eagle3Head, samples: Sequence[Batch], wanted_MD: Tensor) -> Tensor:
     """Fit ``fc`` and the output projection together; returns the state after attention."""
-    taps_MF = torch.cat([_at_starts(batch, batch.chains.features_BSF) for batch in samples]) / head.tap_scale_F
+    config = head.config
+    taps_MF = torch.cat([_entering(batch, config) for batch in samples]) / head.tap_scale_F
     attended_MX = torch.cat([first_attention(head, batch.chains)[batch.valid_BA] for batch in samples])
     inputs = torch.cat([taps_MF, attended_MX], -1)
     weight = ridge(inputs, wanted_MD)
@@ -113,9 +127,8 @@ def _fit_attention(head: Eagle3Head, samples: Sequence[Batch], wanted_MD: Tensor
     return inputs @ weight.T
 
 
-def _fit_mlp(head: Eagle3Head, state_MD: Tensor, wanted_MD: Tensor) -> Tensor:
-    """Fit the down projection to what is left; returns the head's output."""
-    layer = head.midlayer
+def fit_down(layer: Layer, state_MD: Tensor, wanted_MD: Tensor) -> Tensor:
+    """Fit the MLP's down projection to what is left; returns the layer's output."""
     normed_MD = layer.post_attention_layernorm(state_MD)
     inner_MI = nn.functional.silu(layer.mlp.gate_proj(normed_MD)) * layer.mlp.up_proj(normed_MD)
     layer.mlp.down_proj.weight.copy_(ridge(inner_MI, wanted_MD - state_MD))
@@ -123,12 +136,12 @@ def _fit_mlp(head: Eagle3Head, state_MD: Tensor, wanted_MD: Tensor) -> Tensor:
     return output_MD
 
 
-def _advanced(batch: Batch) -> Tensor:
+def advanced(batch: Batch) -> Tensor:
     """Advanced token of each chain's start [M]."""
     return batch.chains.tokens_BS.gather(1, batch.chains.starts_BA)[batch.valid_BA]
 
 
-def _at_starts(batch: Batch, x_BSE: Tensor) -> Tensor:
+def at_starts(batch: Batch, x_BSE: Tensor) -> Tensor:
     """Rows at the chains' starts [M, E]."""
     index_BA = batch.chains.starts_BA
     return x_BSE.gather(1, index_BA[..., None].expand(-1, -1, x_BSE.shape[-1]))[batch.valid_BA]

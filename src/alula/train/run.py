@@ -1,207 +1,187 @@
-"""`alula train`: from a model's name to a head that serves."""
+"""`alula train`: from a model's name to a drafter that serves."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from alula.bench.tasks import read_prompts
 from alula.config import AlulaError
-from alula.draft.head_config import default_taps
-from alula.draft.load import target_provenance
+from alula.draft.drafter import NoDrafter
 from alula.engine.config import EngineConfig
-from alula.engine.llm import LLM
+from alula.engine.engine import Engine
 from alula.model.load import LoadedModel, load_model, set_threads
-from alula.sequence import SamplingParams
-from alula.train.batch import make_batch
-from alula.train.checkpoint import export_head, load_state, read_start, save_state
+from alula.train.checkpoint import CHECKPOINT, load_state
+from alula.train.config import TrainConfig
 from alula.train.data import Conversation, read_conversations, split_held_out
+from alula.train.distributed import Processes, joined
 from alula.train.features import FeatureStore
-from alula.train.head import Eagle3Head, HeadConfig
-from alula.train.initial import new_head, tap_sizes
+from alula.train.generate import engine_generate
+from alula.train.loop import Keeper, Loop
+from alula.train.methods.method import Maker, Method, Setting
+from alula.train.methods.select import maker
+from alula.train.provenance import provenance_of
+from alula.train.report import Report
+from alula.train.resume import DATA, check_names, check_resumable, data_record, settings_of
+from alula.train.served import ServedEvaluation
+from alula.train.sharding import ShardedGroup, sharded_losses
+from alula.train.shards import ShardStore
 from alula.train.synth import SynthConfig, write_conversations
 from alula.train.target import DecoderTarget
-from alula.train.trainer import Recipe, Trainer, append_log, figures_entry
-from alula.train.vocabulary import DraftVocabulary, choose_vocabulary, expected_counts
+from alula.train.throughput import measure
+from alula.train.trainer import Trainer
+from alula.train.watch import Watch
 
-_SAMPLES = 200
-"""Conversations that the start values are fitted on."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """A training run. The same command, given again, goes on where it was interrupted."""
-
-    output: Path
-    """Folder of the run: data.jsonl, features/, checkpoint.pt, log.jsonl and head/ (the result)."""
-    model: str = "smollm2"
-    """The target: a built-in name, a Hugging Face folder or hub id, or a GGUF file."""
-    data: tuple[Path, ...] = ()
-    """JSON-lines files of conversations; none lets the target write its own."""
-    start_from: Path | None = None
-    """Folder of a head of the same sizes to go on from, with its own draft vocabulary; none starts from a fit."""
-    answer_tokens: int = 300_000
-    """How many answer tokens the target writes when no data is given."""
-    draft_vocab_size: int = 12_288
-    """Tokens the head can propose."""
-    intermediate_size: int | None = None
-    """Width of the head's MLP; the target's by default."""
-    rope_theta: float = 10_000.0
-    """Base of the head's rotary embedding, written to its config.json."""
-    max_tokens: int = 1024
-    """Longer conversations are cut here."""
-    held_out_one_in: int = 24
-    """One conversation in so many is kept for evaluation."""
-    evaluated: int = 24
-    """Held-out conversations looked at in each evaluation, at most."""
-    save_minutes: float = 5.0
-    """Between checkpoints, each with an evaluation and an exported head."""
-    dtype: str = "bfloat16"
-    """Numeric format in which the target runs and features are kept."""
-    threads: int | None = None
-    """torch's thread count."""
-    seed: int = 0
-    """Start values, data order and data."""
-    recipe: Recipe = field(default_factory=Recipe)
-    """Loss and optimiser."""
+Watching = Callable[[], AbstractContextManager[Watch]]
+"""Who is told how the writing of data goes, if it has to be written."""
 
 
-def run(config: TrainConfig) -> None:
-    """Train, export to ``output/head`` and return. Raises AlulaError for what the user can mend."""
+def run(config: TrainConfig, watching: Watching = lambda: nullcontext(Watch())) -> None:
+    """Train, keep the best in ``output/head`` and return. Raises AlulaError for what the user can mend."""
     set_threads(config.threads)
+    _check_files(config)
     config.output.mkdir(parents=True, exist_ok=True)
-    files = config.data or (_write_data(config),)
-    model = load_model(config.model, dtype=config.dtype)
-    train, held = split_held_out(read_conversations(files, max_tokens=config.max_tokens), one_in=config.held_out_one_in)
-    if not train:
-        raise AlulaError("data holds no conversation with an answer; give more of it")
-    trainer = _trainer(config, model, files, train)
-    provenance = _provenance(config, model, files, trainer.vocabulary, held)
-    _loop(config, trainer, held[: config.evaluated], provenance)
+    with joined() as processes, Report(processes.rank == 0) as report:
+        if config.fsdp and processes.count < 2:
+            raise AlulaError("fsdp is on and there is one process: start several with torchrun, or leave it out")
+        model = load_model(config.model, dtype=config.dtype)
+        settings = settings_of(config, model.weights_hash)
+        check_names(config.change, settings)
+        files = config.data or (processes.agree(lambda: _write_data(config, model, watching)),)
+        state = load_state(config.output / CHECKPOINT)
+        if state is not None:
+            check_resumable(config.output / CHECKPOINT, state, settings, files, config.change)
+        _Assembly(config, model, files, processes, report).train(state, settings)
 
 
-def _write_data(config: TrainConfig) -> Path:
+def _check_files(config: TrainConfig) -> None:
+    """Before anything is loaded."""
+    for path in config.data:
+        if not path.is_file():
+            raise AlulaError(f"data file {path} does not exist: check the path")
+    for name in config.served.sets if config.served.prompts else ():
+        read_prompts(name, config.served.prompts)
+    if config.start_from is not None and not config.start_from.is_dir():
+        raise AlulaError(f"start_from: {config.start_from} is no folder: give that of a head")
+
+
+def _write_data(config: TrainConfig, model: LoadedModel, watching: Watching) -> Path:
     path = config.output / "data.jsonl"
     synth = SynthConfig(config.answer_tokens, seed=config.seed)
     # Wide batches: nothing waits for these texts, and a row of many shares each load of the weights.
-    engine = EngineConfig(max_num_seqs=synth.batch, max_num_batched_tokens=4 * synth.batch, kv_cache_mib=1536)
-    llm = LLM(config.model, drafter="none", dtype=config.dtype, config=engine)
-
-    def generate(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        return [output.outputs[0].token_ids for output in llm.generate(list(prompts), list(params))]
-
-    write_conversations(path, llm.tokenizer, generate, synth)
+    wide = EngineConfig(max_num_seqs=synth.batch, max_num_batched_tokens=4 * synth.batch, kv_cache_mib=1536)
+    with watching() as watch:
+        generate = engine_generate(Engine(model, NoDrafter(), wide), watch.tokens)
+        write_conversations(path, model.tokenizer, generate, synth, watch)
     return path
 
 
-def _trainer(config: TrainConfig, model: LoadedModel, files: Sequence[Path], train: Sequence[Conversation]) -> Trainer:
-    target, taps = DecoderTarget(model), default_taps(model.config.num_layers)
-    store = FeatureStore(target, taps=taps, dtype=model.dtype, directory=config.output / "features")
-    state = load_state(config.output / "checkpoint.pt")
-    sizes = _head_config(config, model, taps)
-    if state is None:
-        head, vocabulary = _start(config, sizes, store, train)
-    else:
-        vocabulary = DraftVocabulary(state["target_ids"], model.config.vocab_size)
-        head = Eagle3Head(replace(sizes, draft_vocab_size=vocabulary.size), target.embedding_VD)
+class _Assembly:
+    """The parts of one run, put together."""
 
-    def read_data() -> Sequence[Conversation]:
-        found = read_conversations(files, max_tokens=config.max_tokens)
-        return split_held_out(found, one_in=config.held_out_one_in)[0]
+    def __init__(
+        self, config: TrainConfig, model: LoadedModel, files: Sequence[Path], processes: Processes, report: Report
+    ) -> None:
+        self._config, self._model, self._files = config, model, files
+        self._processes, self._report = processes, report
 
-    trainer = Trainer(head, vocabulary, store, config.recipe, read_data, seed=config.seed)
-    if state is not None:
-        trainer.restore(state)
-    return trainer
+    def train(self, state: dict[str, Any] | None, settings: dict[str, Any]) -> None:
+        train, held = self._read(self._report.say)
+        if not train:
+            raise AlulaError("data holds no conversation with an answer to train on: give more of it")
+        store = self._store()
+        self._prepare(store, train)
+        setting = Setting(self._model, store, train, self._config.seed)
+        method = self._method(setting, state)
+        trainer = self._trainer(setting, method, state)
+        facts = method.facts(held)
+        self._report.opening(trainer, train, held, facts)
+        keeper = self._keeper(trainer, method, held, settings, facts) if self._processes.rank == 0 else None
+        throughput = measure(method, setting.store, train, self._config.recipe, self._model.config)
+        self._report.say(throughput.sentence())
+        Loop(self._config, trainer, keeper, throughput, self._report).run()
+
+    def _keeper(
+        self,
+        trainer: Trainer,
+        method: Method,
+        held: list[Conversation],
+        settings: dict[str, Any],
+        facts: Mapping[str, Any],
+    ) -> Keeper:
+        config = self._config
+        evaluation = ServedEvaluation(self._model, held, config.served)
+        record = {"settings": settings, DATA: data_record(self._files)}
+        known = provenance_of(config, self._model, self._files, facts)
+        return Keeper(config, trainer, method, evaluation, held[: config.evaluated], record, known, self._report)
+
+    def _read(self, tell: Callable[[str], None]) -> tuple[list[Conversation], list[Conversation]]:
+        """(training, held out)"""
+        found = read_conversations(
+            self._files, max_tokens=self._config.max_tokens, tokenizer=self._model.tokenizer, tell=tell
+        )
+        return split_held_out(found, one_in=self._config.held_out_one_in)
+
+    def _store(self) -> FeatureStore:
+        target, model = DecoderTarget(self._model), self._model
+        taps = maker(self._config.method).taps(model.config.num_layers)
+        if self._config.features == "on-the-fly":
+            return FeatureStore(target, taps=taps, dtype=model.dtype)
+        return ShardStore(
+            target,
+            taps=taps,
+            dtype=model.dtype,
+            folder=self._config.output / "features",
+            identity={"weights": model.weights_hash},
+            part=(self._processes.rank, self._processes.count),
+        )
+
+    def _method(self, setting: Setting, state: dict[str, Any] | None) -> Method:
+        """As saved, or with start values."""
+        making, start = maker(self._config.method), self._config.start_from
+        if state is not None:
+            return _rebuilt(making, setting, state)
+        made: list[Method] = []
+
+        def begin() -> dict[str, Any]:
+            made.append(making.fresh(setting) if start is None else making.continued(setting, start))
+            return _saved(made[0])
+
+        begun = self._processes.agree(begin)  # the same bits for all: a fit may differ in its last ones
+        return made[0] if made else _rebuilt(making, setting, begun)
+
+    def _trainer(self, setting: Setting, method: Method, state: dict[str, Any] | None) -> Trainer:
+        config, processes, store, losses = self._config, self._processes, setting.store, None
+        if config.fsdp:  # `method` stays whole, for all that is not training
+            method = _rebuilt(maker(config.method), setting, _saved(method))
+            processes, losses = ShardedGroup(), sharded_losses(method, processes.count)
+
+        def read_data() -> Sequence[Conversation]:
+            found = self._read(lambda sentence: None)[0]
+            store.prepare(found, self._report.say)
+            return found
+
+        trainer = Trainer(method, store, config.recipe, read_data, seed=config.seed, processes=processes, losses=losses)
+        if state is not None:
+            trainer.restore(state)
+            if DATA in config.change:
+                trainer.start_epoch()
+        return trainer
+
+    def _prepare(self, store: FeatureStore, conversations: Sequence[Conversation]) -> None:
+        store.prepare(conversations, self._report.say)
+        if self._processes.count > 1:
+            self._processes.meet()
+            store.prepare(conversations, self._report.say)  # takes note of what the others have stored
 
 
-def _start(
-    config: TrainConfig, sizes: HeadConfig, store: FeatureStore, train: Sequence[Conversation]
-) -> tuple[Eagle3Head, DraftVocabulary]:
-    """The head before the first step: an exported one, or a fit to the first conversations."""
-    target, fitted_on = store.target, train[:_SAMPLES]
-    samples = [make_batch([c], store.get([c])) for c in fitted_on]
-    if config.start_from is not None:
-        weights, vocabulary = read_start(config.start_from, sizes, tap_sizes(samples))
-        head = Eagle3Head(replace(sizes, draft_vocab_size=vocabulary.size), target.embedding_VD.float())
-        head.load_state_dict(weights)
-        return head, vocabulary
-    expected_V = expected_counts((store.get([c])[0].hidden_MD for c in fitted_on), target.lm_head_VD)
-    vocabulary = choose_vocabulary(
-        train, size=config.draft_vocab_size, vocab_size=sizes.vocab_size, expected_V=expected_V
-    )
-    return new_head(sizes, target, vocabulary, samples, seed=config.seed), vocabulary
+def _saved(method: Method) -> dict[str, Any]:
+    return {**method.saved(), "head": method.module.state_dict()}
 
 
-def _head_config(config: TrainConfig, model: LoadedModel, taps: tuple[int, ...]) -> HeadConfig:
-    sizes = model.config
-    return HeadConfig(
-        hidden_size=sizes.hidden_size,
-        intermediate_size=config.intermediate_size or sizes.intermediate_size,
-        heads=sizes.num_heads,
-        kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        vocab_size=sizes.vocab_size,
-        draft_vocab_size=config.draft_vocab_size,
-        taps=taps,
-        rope_theta=config.rope_theta,
-        rms_norm_eps=sizes.norm_eps,
-    )
-
-
-def _loop(config: TrainConfig, trainer: Trainer, held: Sequence[Conversation], provenance: Mapping[str, Any]) -> None:
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (*Progress.get_default_columns()[:2], TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn()) as bar:
-        task = bar.add_task("training", total=trainer.recipe.total_tokens, figures="")
-        saved = time.monotonic()
-        while not trainer.finished:
-            entry = trainer.train_step()
-            append_log(config.output / "log.jsonl", {"step": trainer.progress.step, **entry})
-            shown = f"loss {entry['loss_0']:.2f}, {entry['tokens_per_second']:.0f} tokens/s"
-            bar.update(task, completed=trainer.progress.tokens, figures=shown)
-            if time.monotonic() - saved > 60 * config.save_minutes:
-                _save(config, trainer, held, provenance)
-                saved = time.monotonic()
-    _save(config, trainer, held, provenance)
-
-
-def _save(config: TrainConfig, trainer: Trainer, held: Sequence[Conversation], provenance: Mapping[str, Any]) -> None:
-    """Checkpoint, evaluate, log, export."""
-    save_state(config.output / "checkpoint.pt", trainer.state())
-    reached = {"step": trainer.progress.step, "tokens": trainer.progress.tokens}
-    figures = figures_entry(trainer.evaluate(held, steps=trainer.recipe.steps)) if held else {}
-    append_log(config.output / "log.jsonl", {**reached, "evaluation": figures})
-    trained = {**provenance, "training": {**reached, "evaluation": figures}}
-    export_head(config.output / "head", trainer.head, trainer.vocabulary, trained)
-
-
-def _provenance(
-    config: TrainConfig,
-    model: LoadedModel,
-    files: Sequence[Path],
-    vocabulary: DraftVocabulary,
-    held: Sequence[Conversation],
-) -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from alula.model.weights import hash_file
-
-    try:
-        alula = version("alula")
-    except PackageNotFoundError:
-        alula = "source"
-    return {
-        "target": target_provenance(model),
-        "data": {file.name: hash_file(file) for file in files},
-        "draft_vocabulary": {"size": vocabulary.size, "held_out_coverage": round(vocabulary.coverage(held), 4)},
-        "recipe": asdict(config.recipe),
-        "versions": {"alula": alula, "torch": torch.__version__, "python": sys.version.split()[0]},
-        "argv": sys.argv[1:],
-    }
+def _rebuilt(making: Maker, setting: Setting, saved: Mapping[str, Any]) -> Method:
+    method = making.resumed(setting, saved)
+    method.module.load_state_dict(saved["head"])
+    return method

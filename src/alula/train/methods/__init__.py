@@ -1,0 +1,1 @@
+"""What can be trained: one file per method behind the protocol of `method.py`."""
