@@ -208,21 +208,30 @@ class TokenEvent:
     """What one step committed for one sequence: the only thing a client ever sees.
 
     text: newly safe text (no half code point, no possible stop-string prefix).
+    ends: characters of the whole output's text after each token, those still held back included; a stop string
+        may cut the text before them.
     stop_reason: the stop token id or stop string that ended the output, as in vLLM.
     error: what went wrong, where finish_reason is ERROR.
+    fault: whether that was a fault of alula's own, and not of the request's.
     """
 
     sequence_id: int
     tokens: tuple[int, ...]
     text: str = ""
+    ends: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    fault: bool = False
 
 
 class TextSink(Protocol):
     """Turns committed tokens into text, and finds stop strings."""
+
+    @property
+    def text(self) -> str:
+        """Everything decoded so far, held-back characters included."""
 
     def feed(self, token: int, may_stop: bool) -> tuple[str, str | None]:
         """Newly safe text, and the stop string that this token completes (never one while not `may_stop`)."""
@@ -274,6 +283,9 @@ class Sequence:
     bad_words: tokenised `params.bad_words`.
     features: what the drafter has still to consume.
     text: None for sequences whose text nobody asks for.
+    shape: limits of its trees, None for the engine's. drafter: who proposes them, None for the engine's own choice.
+    priority: lower runs earlier.
+    cached: prompt tokens that were in the cache when it was first admitted, at perf_counter time admitted_s.
     """
 
     id: int
@@ -287,6 +299,11 @@ class Sequence:
     bad_words: tuple[tuple[int, ...], ...] = ()
     features: FeatureQueue = field(default_factory=FeatureQueue)
     finish_reason: FinishReason | None = None
+    shape: TreeShape | None = None
+    drafter: str | None = None
+    priority: int = 0
+    cached: int = 0
+    admitted_s: float | None = None
 
     @property
     def output(self) -> list[int]:
