@@ -1,4 +1,4 @@
-"""The command line: `alula generate | chat | prove | bench | train`."""
+"""The command line: `alula generate | chat | prove | bench | serve | train`."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from alula.cli.chat import Chat
 from alula.cli.errors import guarded
 from alula.cli.generate import Generate
 from alula.cli.prove import Prove
+from alula.cli.serve import Serve
 from alula.cli.train import Train, train
 
 Command: TypeAlias = (
@@ -21,6 +22,7 @@ Command: TypeAlias = (
     | Annotated[Chat, tyro.conf.subcommand("chat")]
     | Annotated[Prove, tyro.conf.subcommand("prove")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Train, tyro.conf.subcommand("train")]
 )
 
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding gets escapes, not a crash
     if arguments[:1] == ["train"]:
         return guarded(lambda: train(arguments[1:]))
-    command: Generate | Chat | Prove | Bench | Train = tyro.cli(
+    command: Generate | Chat | Prove | Bench | Serve | Train = tyro.cli(
         Command, prog="alula", description=_DESCRIPTION, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
     )
     return guarded(command.run)
