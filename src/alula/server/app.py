@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,7 +25,7 @@ from alula.server.errors import ApiError
 from alula.server.gate import REQUEST_ID, Gate, Keys
 from alula.server.metrics import Metrics
 from alula.server.routes import add_routes
-from alula.server.service import Service, fingerprint, load_processors, read_defaults
+from alula.server.service import Service, alula_version, fingerprint, load_processors, read_defaults
 
 
 def build_app(
@@ -53,7 +52,7 @@ def build_app(
     )
     app = FastAPI(
         title="alula",
-        version=version("alula"),
+        version=alula_version(),
         lifespan=partial(_lifespan, bridge),
         middleware=_middleware(config, metrics),
         docs_url=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,7 +17,7 @@ from alula.server.metrics import CONTENT_TYPE, Metrics
 from alula.server.prompts import chat_prompt, text_prompts
 from alula.server.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from alula.server.replies import spelled
-from alula.server.service import Service
+from alula.server.service import Service, alula_version
 from alula.server.ticket import Ticket
 
 TAG = "X-Alula-Tag"
@@ -139,7 +138,7 @@ def _add_operations(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.get("/version")
     async def tell_version() -> dict[str, str]:
-        return {"version": version("alula")}
+        return {"version": alula_version()}
 
     @app.get("/metrics", response_model=None)
     async def exposition() -> Response:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,18 @@ class Service:
             )
 
 
+def alula_version() -> str:
+    """`source` where alula runs from its sources and was never installed."""
+    try:
+        return version("alula")
+    except PackageNotFoundError:
+        return "source"
+
+
 def fingerprint(engine: Engine) -> str:
     """Changes with whatever may change the text of a seed."""
     model, shape = engine.model, engine.config
-    parts = [version("alula"), model.name, str(model.dtype), model.kernels.describe(), shape.rule, model.config]
+    parts = [alula_version(), model.name, str(model.dtype), model.kernels.describe(), shape.rule, model.config]
     return f"alula-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
