@@ -250,8 +250,10 @@ class Bridge:
             ticket, choice = self._places[event.sequence_id]
             letters += self._scores(ticket, event)
             letters.append((ticket, Delivery(choice, event)))
+        # Not before all deliveries: one call may end several samples of a ticket.
+        for event in events:
             if event.finish_reason is not None:
-                letters += self._finish(ticket, event.sequence_id)
+                letters += self._finish(event.sequence_id)
         self._send(letters)
 
     def _scores(self, ticket: Ticket, event: TokenEvent) -> list[tuple[Ticket, Message]]:
@@ -263,9 +265,9 @@ class Bridge:
                     return [(ticket, PromptScores(prompt, tuple(output.prompt_logprobs)))]
         return []
 
-    def _finish(self, ticket: Ticket, sequence_id: int) -> list[tuple[Ticket, Message]]:
+    def _finish(self, sequence_id: int) -> list[tuple[Ticket, Message]]:
         """One sample has ended: the request when it was its last, the ticket when that was its last."""
-        del self._places[sequence_id]
+        ticket, _ = self._places.pop(sequence_id)
         place = max(place for place, first in enumerate(ticket.request_ids) if first <= sequence_id)
         request_id, request = ticket.request_ids[place], ticket.requests[place]
         if request_id not in ticket.open or not self.engine.output(request_id).finished:

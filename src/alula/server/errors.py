@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from alula.config import AlulaError
-
 
 class ApiError(Exception):
     """An HTTP status and one sentence. code and param as in OpenAI's API: a machine-readable reason, and the field."""
@@ -40,10 +38,9 @@ _KINDS = {
 }
 
 
-def refused(error: ValueError, fields: Mapping[str, Any] | None = None) -> ApiError:
+def refused(error: ValueError) -> ApiError:
     """A 400 for a sentence of alula's own, which begins with the field it is about."""
-    first = str(error).split(" ", 1)[0].split(".")[0]
-    return ApiError(400, str(error), param=first if fields is None or first in fields else None)
+    return ApiError(400, str(error), param=str(error).split(" ", 1)[0].split(".")[0])
 
 
 def busy(retry_after_s: int, waiting: int) -> ApiError:
@@ -67,6 +64,3 @@ def too_long(prompt: int, output: int, limit: int) -> ApiError:
         code="context_length_exceeded",
         param="messages" if not output else "max_tokens",
     )
-
-
-__all__ = ["AlulaError", "ApiError", "busy", "refused", "too_long", "unavailable"]

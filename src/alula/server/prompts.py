@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from alula.config import AlulaError
-from alula.server.errors import ApiError, refused
+from alula.server.errors import ApiError
 from alula.server.protocol import ChatBody, Message, Prompt, TokenizeBody, Tool
 from alula.server.tools import CLOSE, OPEN
 from alula.text import Tokenizer
@@ -40,7 +40,9 @@ def chat_prompt(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequ
             **variables,
         )
     except AlulaError as error:
-        raise refused(error, {"messages": None}) from None
+        told = str(error)
+        message = told if told.startswith("message") else f"messages: {told}"
+        raise ApiError(400, message, param="messages") from None
 
 
 def text_prompts(tokenizer: Tokenizer, prompt: Prompt, *, add_special_tokens: bool) -> list[list[int]]:
