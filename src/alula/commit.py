@@ -1,7 +1,7 @@
 """Applies verdicts: the only mutation of a step.
 
-For each sequence, KV, tokens, features, text and stop state move together, or, if anything raises before its turn, not
-at all: the transaction rolls back what was not committed.
+For each sequence, KV, tokens, features, text, grammar and stop state move together, or, if anything raises before its
+turn, not at all: the transaction rolls back what was not committed.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def _commit_verdict(
     # The last kept token is the next root, so its own KV is not committed yet.
     _commit_rows(item, [*sequence.tokens, *tokens], verdict.path[: cut.kept - 1], feature, txn)
     sequence.tokens.extend(tokens)
+    if sequence.grammar is not None:
+        sequence.grammar.advance(tokens)
     sequence.finish_reason = cut.reason
     logprobs = None if verdict.logprobs is None else verdict.logprobs[: cut.kept]
     return TokenEvent(sequence.id, tokens, cut.text, cut.ends, logprobs, cut.reason, cut.stop_reason)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from alula.structured import StructuredOutputsParams
 from alula.tree import TreeShape
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class SamplingParams:
     logits_processors: tuple[LogitsProcessor, ...] = ()
     """Applied in order to the logits of every node, after the penalties; each a pure function of its path."""
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
+    """What form the output must have: JSON by a schema, a regex, one of several texts, or a grammar."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids", "logits_processors", "logit_bias"):
@@ -132,6 +136,8 @@ def _check_ranges(params: SamplingParams) -> None:
     if params.logprobs_mode not in ("raw", "processed"):
         raise ValueError(f"logprobs_mode is {params.logprobs_mode!r}: give 'raw' or 'processed'")
     _check_collections(params)
+    if not isinstance(params.structured_outputs, StructuredOutputsParams | None):
+        raise ValueError(f"structured_outputs is {params.structured_outputs!r}: give StructuredOutputsParams, or None")
     for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
         if not isinstance(getattr(params, name), bool):
             raise ValueError(f"{name} is {getattr(params, name)!r}: give True or False")
@@ -240,6 +246,16 @@ class TextSink(Protocol):
         """Text still held back when the output ends for another reason."""
 
 
+class Grammar(Protocol):
+    """What one output may still be. Looking along paths leaves it as it is; only commit advances it."""
+
+    def mask(self, path: Seq[int]) -> torch.Tensor | None:
+        """Ids allowed after the committed tokens and this path of tokens below them (see `Context.mask`)."""
+
+    def advance(self, tokens: Seq[int]) -> None:
+        """These tokens were committed."""
+
+
 class FeatureQueue:
     """True target features of one sequence that its drafter has not consumed yet.
 
@@ -283,6 +299,7 @@ class Sequence:
     bad_words: tokenised `params.bad_words`.
     features: what the drafter has still to consume.
     text: None for sequences whose text nobody asks for.
+    grammar: what `params.structured_outputs` leaves to choose; None where all is free.
     shape: limits of its trees, None for the engine's. drafter: who proposes them, None for the engine's own choice.
     priority: lower runs earlier.
     cached: prompt tokens that were in the cache when it was first admitted, at perf_counter time admitted_s.
@@ -294,6 +311,7 @@ class Sequence:
     params: SamplingParams
     seed: int
     text: TextSink | None = None
+    grammar: Grammar | None = None
     sample: int = 0
     eos_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -12,17 +12,22 @@ from alula.cache import CacheLayout, PagedCache
 from alula.commit import commit
 from alula.config import AlulaError
 from alula.draft.drafter import Drafter, root_only_trees
+from alula.engine.compiling import Compiling, wanted_of
 from alula.engine.config import EngineConfig
 from alula.engine.metrics import DraftStats, StepTimes
 from alula.engine.request import CompletionOutput, Request, RequestOutput, check_request, resolve_seed
 from alula.engine.runner import Runner, Scored
 from alula.engine.scheduler import Scheduler
+from alula.grammar import Grammars
 from alula.model.load import LoadedModel
 from alula.sampling.logprobs import prompt_logprobs
 from alula.sequence import FinishReason, Sequence, StepPlan, TokenEvent, Verdict
 from alula.text import TextStream
 from alula.tree import DraftTree
 from alula.verify import load_rule
+
+IDLE_S = 0.005
+"""How long a step waits for a grammar when there is nothing else to do."""
 
 
 class Engine:
@@ -41,6 +46,9 @@ class Engine:
         self.scheduler = Scheduler(self.cache, config, self.max_len, drafter.scratch)
         self.times = StepTimes()
         self.totals = DraftStats()
+        self.grammars = Grammars(model.tokenizer, model.config.vocab_size, model.eos_ids)
+        self._compiling = Compiling(self.grammars)
+        self._refused: list[TokenEvent] = []
         self._verify = load_rule(config.rule, drafter, model.kernels)
         self._runner = Runner(model.decoder, self.cache, drafter.taps)
         self._sequences: dict[int, Sequence] = {}
@@ -51,7 +59,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        return bool(self.scheduler.waiting or self.scheduler.running or len(self._compiling) or self._refused)
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id. Raises AlulaError for one that can never be served."""
@@ -69,6 +77,7 @@ class Engine:
         self._added[request_id] = time.perf_counter()
         for sequence in sequences:
             self._register(sequence, output)
+        self._queue(request_id, sequences, request)
         return request_id
 
     def abort(self, request_id: int) -> RequestOutput:
@@ -117,12 +126,14 @@ class Engine:
 
     def plan(self) -> StepPlan:
         with self.times.stage("other"):
+            self._take_compiled()
             return self.scheduler.plan()
 
     def run(self, plan: StepPlan, *, drafting: bool = True) -> list[TokenEvent]:
         """Carry out a plan of the scheduler, or some items of it; without `drafting` all trees are their roots."""
+        events, self._refused = self._refused, []
         with self.times.step():
-            events = self._run(plan, drafting) if plan.items else []
+            events += self._run(plan, drafting) if plan.items else []
         if self.config.check_integrity:
             self.cache.check_integrity()
         return events
@@ -220,10 +231,40 @@ class Engine:
         output.outputs.append(completion)
         self._outputs[sequence.id] = (output.request_id, completion)
         self._sequences[sequence.id] = sequence
-        self.scheduler.add(sequence)
+
+    def _queue(self, request_id: int, sequences: list[Sequence], request: Request) -> None:
+        wanted = request.params.structured_outputs
+        if wanted is not None:
+            wanted = wanted_of(self.model.tokenizer, request.prompt_token_ids, wanted)
+            self._compiling.add(request_id, sequences, wanted)
+            return
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+
+    def _take_compiled(self) -> None:
+        """What has got its grammar joins the queue; what cannot have one is refused."""
+        if not len(self._compiling):
+            return
+        if not self.scheduler.waiting and not self.scheduler.running:
+            self._compiling.wait(IDLE_S)
+        ready, failed = self._compiling.take()
+        for sequence in ready:
+            self.scheduler.add(sequence)
+        for request_id, error in failed.items():
+            self._refused += self._refuse(request_id, str(error))
+
+    def _refuse(self, request_id: int, error: str) -> list[TokenEvent]:
+        output = self._known(request_id)
+        running = [sample for sample in output.outputs if sample.finish_reason is None]
+        events = [self._close(request_id + s.index, FinishReason.ERROR, error=error) for s in running]
+        output.error = error
+        output.outputs.clear()
+        return events
 
     def _drop(self, sequence_id: int) -> None:
-        self.scheduler.remove(self._sequences.pop(sequence_id))
+        sequence = self._sequences.pop(sequence_id)
+        self.scheduler.remove(sequence)
+        self._compiling.remove(sequence)
         del self._outputs[sequence_id]
 
     def _check_drafter(self, name: str | None) -> None:
