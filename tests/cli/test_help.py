@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Shell
 
-COMMANDS = ("generate", "chat", "prove", "bench", "train")
+COMMANDS = ("generate", "chat", "prove", "bench", "serve", "train")
 
 
 def test_help_takes_less_than_a_second(shell: Shell) -> None:
@@ -24,17 +24,19 @@ def test_help_takes_less_than_a_second(shell: Shell) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
-def test_parsing_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_parsing_imports_nothing_heavy(command: str) -> None:
+    heavy = ("torch", "transformers", "numpy", "tokenizers", "fastapi", "uvicorn", "pydantic", "prometheus_client")
     code = (
         "import sys\nfrom alula.cli import main\n"
-        "try:\n    main(['generate', '--help'])\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
+        f"try:\n    main(['{command}', '--help'])\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {heavy} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", COMMANDS[:-1])
+@pytest.mark.parametrize("command", COMMANDS[:-2])
 def test_common_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     from alula.cli import main
 

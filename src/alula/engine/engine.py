@@ -131,12 +131,12 @@ class Engine:
 
     def run(self, plan: StepPlan, *, drafting: bool = True) -> list[TokenEvent]:
         """Carry out a plan of the scheduler, or some items of it; without `drafting` all trees are their roots."""
-        events, self._refused = self._refused, []
         with self.times.step():
-            events += self._run(plan, drafting) if plan.items else []
+            events = self._run(plan, drafting) if plan.items else []
+        refused, self._refused = self._refused, []  # not before the step has gone well, which would lose them
         if self.config.check_integrity:
             self.cache.check_integrity()
-        return events
+        return refused + events
 
     def _run(self, plan: StepPlan, drafting: bool) -> list[TokenEvent]:
         stage = self.times.stage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,7 +43,8 @@ class Exchange:
     """One request being answered.
 
     envelope: what every object of the reply begins with. facts: what the log says of the request. single: one token
-    per chunk. counted: whether the tokens belong to the reply. keep_texts: the log says what was answered.
+    per chunk. counted: whether the tokens belong to the reply. keep_texts: the log says what was answered. form_field:
+    the field that asked for a form of the answer.
     """
 
     bridge: Bridge
@@ -53,15 +55,27 @@ class Exchange:
     single: bool = False
     counted: bool = True
     keep_texts: bool = False
+    form_field: str = "structured_outputs"
     _texts: dict[int, str] = field(default_factory=lambda: defaultdict(str))
     _counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     async def reply(self, http: HttpRequest, *, stream: bool, options: StreamOptions | None) -> Response:
         """Raises ApiError for whatever is known before the first byte is sent."""
-        await self.bridge.open(self.ticket)
+        try:
+            if not await _race(_left(http.receive), _done(self.bridge.open(self.ticket))):
+                return Response(status_code=CLIENT_GONE)
+        except ApiError as error:
+            raise self._in_clients_words(error) from None
         if stream:
             return EventStream(self._events(options or StreamOptions()), self._gone)
         return await _while_there(http.receive, self._whole(), self._gone)
+
+    def _in_clients_words(self, error: ApiError) -> ApiError:
+        """Forms are structured outputs to the engine, whichever field asked for them."""
+        if error.param != "structured_outputs" or self.form_field == error.param:
+            return error
+        message = re.sub(r"structured_outputs(\.json\b)?", self.form_field, error.message)
+        return ApiError(error.status, message, code=error.code, param=self.form_field)
 
     @property
     def _prompt_tokens(self) -> int:
@@ -175,6 +189,11 @@ async def _while_there(receive: Receive, work: Awaitable[Response], gone: Callab
         return await _race(_left(receive), work) or Response(status_code=CLIENT_GONE)
     finally:
         gone()
+
+
+async def _done(work: Awaitable[None]) -> bool:
+    await work
+    return True
 
 
 async def _left(receive: Receive) -> None:

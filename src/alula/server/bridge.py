@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from alula.config import AlulaError
+from alula.engine.compiling import wanted_of
 from alula.engine.engine import Engine
 from alula.engine.recovery import SafeSteps
 from alula.engine.request import Request, RequestOutput
@@ -27,6 +28,7 @@ from alula.server.ticket import Delivery, Message, PromptScores, Ticket
 CHECK_EVERY_S = 10.0
 """The cache's books are checked when the engine falls idle, no more often than this."""
 _REMEMBERED = 32
+_TOO_SLOW = "structured_outputs took longer to compile than the request may take: simplify it"
 
 
 class Observer(Protocol):
@@ -100,8 +102,11 @@ class Bridge:
         self._samples += ticket.samples
         for key in ticket.keys:
             self._tickets[key] = ticket
-        self._post(partial(self._add, ticket))
         try:
+            await self._compile(ticket)
+            self._post(partial(self._add, ticket))
+            if ticket.closing is not None:
+                self._post(partial(self._end, ticket, ticket.closing))
             await asyncio.shield(ticket.accepted)
         except asyncio.CancelledError:
             ticket.accepted.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -111,6 +116,7 @@ class Bridge:
     def close(self, ticket: Ticket, reason: str = "abort") -> None:
         """Whoever waited for it has gone, or somebody asked: it ends with what it has, before the next step."""
         if not ticket.ended:
+            ticket.closing = reason
             self._post(partial(self._end, ticket, reason))
 
     def abort(self, key: str) -> bool:
@@ -123,6 +129,29 @@ class Bridge:
     def close_all(self, reason: str) -> None:
         for ticket in set(self._tickets.values()):
             self.close(ticket, reason)
+
+    async def _compile(self, ticket: Ticket) -> None:
+        """Waits for the grammars its requests want, so that a bad one is known before a stream opens."""
+        grammars, tokenizer = self.engine.grammars, self.engine.model.tokenizer
+        for request in ticket.requests:
+            wanted = request.params.structured_outputs
+            if wanted is None:
+                continue
+            left = None if ticket.deadline is None else ticket.deadline - time.perf_counter()
+            future = grammars.submit(wanted_of(tokenizer, request.prompt_token_ids, wanted))
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(future), left)
+            except TimeoutError:
+                raise self._lost(ticket, ApiError(400, _TOO_SLOW, code="deadline_exceeded")) from None
+            except AlulaError as error:
+                raise self._lost(ticket, refused(error)) from None
+            except asyncio.CancelledError:
+                self._forget(ticket)
+                raise
+
+    def _lost(self, ticket: Ticket, error: ApiError) -> ApiError:
+        self._forget(ticket)
+        return error
 
     def _admit(self, ticket: Ticket) -> None:
         if (reason := self.unhealthy) is not None:

@@ -14,6 +14,7 @@ from alula.server.prompts import chat_prompt
 from alula.server.protocol import ChatBody, NamedTool, Tool
 from alula.server.replies import chat_logprobs, finish_reason, prompt_logprobs
 from alula.server.service import Service
+from alula.server.structure import structured_outputs
 from alula.server.ticket import PromptScores, Ticket
 from alula.server.tools import Argued, Called, Part, Said, ToolParser
 
@@ -102,24 +103,32 @@ def chat(service: Service, body: ChatBody) -> ChatAnswer:
     """Raises ApiError for what cannot be served."""
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs does not go with stream: leave one out", param="prompt_logprobs")
-    tools = _tools(body)
+    tools, forced = _tools(body)
     prompt = chat_prompt(service.tokenizer, body, tools)
-    wanted = Wanted(_max_tokens(body), _logprobs(body))
+    wanted = Wanted(_max_tokens(body), _logprobs(body), structured_outputs(body, forced))
     most = 1 if body.parallel_tool_calls is False else None
-    parsers = [ToolParser(most) for _ in range(body.n or 1)] if tools else []
+    parsers = [ToolParser(most, inside=bool(forced)) for _ in range(body.n or 1)] if tools else []
     return ChatAnswer(service, body, requests(service, body, [prompt], wanted), parsers)
 
 
-def _tools(body: ChatBody) -> list[Tool]:
-    """The tools that may be called."""
-    choice = body.tool_choice
-    if choice is not None and choice != "none" and not body.tools:
+def _tools(body: ChatBody) -> tuple[list[Tool], list[Tool]]:
+    """The tools that may be called, and those one of which must be."""
+    choice, tools = body.tool_choice, list(body.tools or ())
+    if choice is not None and choice != "none" and not tools:
         raise ApiError(400, "tool_choice is set without tools: give tools, or leave it out", param="tool_choice")
-    if choice == "required" or isinstance(choice, NamedTool):
-        raise ApiError(400, "tool_choice: calls cannot be forced, so give 'auto' or 'none'", param="tool_choice")
-    if any(tool.function.strict for tool in body.tools or ()):
-        raise ApiError(400, "tools: strict functions are not supported, so leave strict out", param="tools")
-    return [] if choice == "none" else list(body.tools or ())
+    if choice == "none":
+        return [], []
+    if any(tool.function.strict for tool in tools) and choice in (None, "auto"):
+        raise ApiError(400, "tools: strict functions need tool_choice 'required' or a named one", param="tools")
+    forced = tools if choice == "required" else []
+    if isinstance(choice, NamedTool):
+        forced = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not forced:
+            name = choice.function.name
+            raise ApiError(400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice")
+    if tools and not forced and structured_outputs(body) is not None:
+        raise ApiError(400, "tools: an answer of a given form calls none, so leave one out", param="tools")
+    return tools, forced
 
 
 def _max_tokens(body: ChatBody) -> int | None:

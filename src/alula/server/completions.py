@@ -14,6 +14,7 @@ from alula.server.prompts import text_prompts
 from alula.server.protocol import CompletionBody
 from alula.server.replies import finish_reason, joined_logprobs, prompt_logprobs, prompt_text_logprobs, text_logprobs
 from alula.server.service import Service
+from alula.server.structure import structured_outputs
 from alula.server.ticket import PromptScores, Ticket
 
 DEFAULT_TOKENS = 16
@@ -116,10 +117,9 @@ def completion(service: Service, body: CompletionBody) -> CompletionAnswer:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
     tokenizer, special = service.tokenizer, body.add_special_tokens is not False
     prompts = text_prompts(tokenizer, body.prompt, add_special_tokens=special)
-    most = DEFAULT_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-    if body.max_tokens is None:
-        most = _default_tokens(service, body, prompts)
-    return CompletionAnswer(service, body, requests(service, body, prompts, Wanted(most, body.logprobs)), silent)
+    most = _default_tokens(service, body, prompts) if body.max_tokens is None else max(body.max_tokens, 1)
+    wanted = Wanted(most, body.logprobs, structured_outputs(body))
+    return CompletionAnswer(service, body, requests(service, body, prompts, wanted), silent)
 
 
 def _default_tokens(service: Service, body: CompletionBody, prompts: list[list[int]]) -> int:

@@ -12,6 +12,7 @@ from alula.sequence import LogitsProcessor, SamplingParams
 from alula.server.errors import ApiError, refused, too_long
 from alula.server.protocol import GenerationBody
 from alula.server.service import Service
+from alula.structured import StructuredOutputsParams
 
 _SAME = (
     "frequency_penalty",
@@ -29,10 +30,11 @@ _LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Most output tokens (None: as many as fit), and top logprobs of the output."""
+    """Most output tokens (None: as many as fit), top logprobs of the output, and its form."""
 
     max_tokens: int | None
     logprobs: int | None
+    form: StructuredOutputsParams | None = None
 
 
 def requests(service: Service, body: GenerationBody, prompts: Sequence[list[int]], wanted: Wanted) -> list[Request]:
@@ -82,6 +84,7 @@ def _fields(service: Service, body: GenerationBody, wanted: Wanted) -> dict[str,
         "seed": resolve_seed(body.seed),
         "logit_bias": _bias(body),
         "logprobs": wanted.logprobs,
+        "structured_outputs": wanted.form,
         "logits_processors": _processors(service, body),
     }
 

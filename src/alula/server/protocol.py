@@ -32,6 +32,44 @@ class SpeculationOptions(Body):
     drafter: str | None = None
 
 
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    """strict: the schema is always kept to, so nothing depends on it."""
+
+    name: Name
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat: TypeAlias = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Body):
+    """Exactly one of json, regex, choice, grammar and json_object."""
+
+    json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    free_until: str | None = None
+    """Tokens are free up to and with this marker, such as `</think>`."""
+
+
 class GenerationBody(Body):
     """What completions and chat have in common."""
 
@@ -66,6 +104,9 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Name | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     speculation: SpeculationOptions | None = None
     stream_single_tokens: bool | None = None

@@ -18,6 +18,7 @@ from alula.server.prompts import chat_prompt, text_prompts
 from alula.server.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from alula.server.replies import spelled
 from alula.server.service import Service, alula_version
+from alula.server.structure import form_field
 from alula.server.ticket import Ticket
 
 TAG = "X-Alula-Tag"
@@ -87,7 +88,8 @@ def _exchange(
     if keep:
         facts["prompts"] = [service.tokenizer.decode(each.prompt_token_ids) for each in requests]
     single = bool(body.stream_single_tokens)
-    return Exchange(service.bridge, ticket, answer, envelope, facts, single=single, keep_texts=keep)
+    field = form_field(body)
+    return Exchange(service.bridge, ticket, answer, envelope, facts, single=single, keep_texts=keep, form_field=field)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

@@ -36,8 +36,9 @@ Message = Delivery | PromptScores | ApiError | None
 class Ticket:
     """Requests of one HTTP request, one per prompt, and what comes back.
 
-    keys: names by which it can be aborted. deadline: perf_counter time at which it ends with what it has.
-    tag: prompt type for metrics. outputs: one per prompt, complete once the messages have ended.
+    keys: names by which it can be aborted. deadline: perf_counter time at which it ends with what it has. tag: prompt
+    type for metrics. closing: why it is to end early, once somebody wants that. outputs: one per prompt, complete once
+    the messages have ended.
     The engine's thread reads and writes `request_ids`, `open` and `outputs`; messages arrive on the event loop.
     """
 
@@ -51,6 +52,7 @@ class Ticket:
     outputs: list[RequestOutput] = field(default_factory=list)
     messages: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     accepted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    closing: str | None = None
     ended: bool = False
 
     @property

@@ -43,13 +43,16 @@ Part: TypeAlias = Said | Called | Argued
 
 
 class ToolParser:
-    """Feed it the text of one message. calls: how many it has had. most: further ones are dropped."""
+    """Feed it the text of one message. calls: how many it has had. most: further ones are dropped.
 
-    def __init__(self, most: int | None = None) -> None:
+    inside: the text begins after an opening marker, which a call that was forced does not write.
+    """
+
+    def __init__(self, most: int | None = None, *, inside: bool = False) -> None:
         self.calls = 0
         self._most = most
         self._held = ""
-        self._block: _Block | None = None
+        self._block: _Block | None = _Block(0, opening="") if inside else None
 
     def feed(self, text: str) -> list[Part]:
         return _joined(part for char in text for part in self._take(char))
@@ -88,7 +91,7 @@ class ToolParser:
     def _leave(self, block: _Block) -> list[Part]:
         self._block = None
         self._held = block.rest
-        return [] if block.found else [Said(OPEN + block.text)]
+        return [] if block.found else [Said(block.opening + block.text)]
 
 
 class _Block:
@@ -97,7 +100,8 @@ class _Block:
     text: all of it, until the first call is found. done: it has ended, and `rest` belongs to what comes after it.
     """
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, opening: str = OPEN) -> None:
+        self.opening = opening
         self.found = 0
         self.text = ""
         self.done = False
