@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from alula.cache import PagedCache
 from alula.engine.config import EngineConfig
-from alula.sequence import FeatureQueue, PlanItem, Sequence, StepPlan
+from alula.features import FeatureQueue
+from alula.sequence import PlanItem, Sequence, StepPlan
 from alula.tree import ROOT_ONLY, TreeShape
 
 
