@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from alula.config import AlulaError
-from alula.grammar.regex import DEEPEST_GROUP, check_regex
+from alula.grammar.regex import DEEPEST_GROUP, rewrite_regex
 from alula.grammar.schema import rewrite_schema
 from alula.grammar.state import GrammarState
 from alula.grammar.vocabulary import read_vocabulary
@@ -27,9 +27,9 @@ AT_ONCE = 2
 """Grammars compiled at the same time: a slow one does not hold up all others."""
 LONGEST_GAP = 12
 """Whitespace characters in a row in JSON; without a limit, models have been seen to write nothing else."""
-_RAW_STRING = r"::= (([^\"\\\r\n]))"
-"""The library's characters of strings with a length: it leaves out control characters here only in part."""
-_CLEAN_STRING = r"::= (([^\"\\\x00-\x1f]))"
+_SOME_RAW = r"[^\"\\\r\n]"
+"""How the library writes a character of a string with a length: of the control characters only two are left out."""
+_NONE_RAW = r"[^\"\\\x00-\x1f\ud800-\udfff]"
 
 
 class Grammars:
@@ -155,14 +155,13 @@ def _json(wanted: StructuredOutputsParams) -> xgrammar.Grammar:
         schema, any_whitespace=spaced, max_whitespace_cnt=LONGEST_GAP if spaced else None
     )
     text = str(grammar)
-    return xgrammar.Grammar.from_ebnf(text.replace(_RAW_STRING, _CLEAN_STRING)) if _RAW_STRING in text else grammar
+    return xgrammar.Grammar.from_ebnf(text.replace(_SOME_RAW, _NONE_RAW)) if _SOME_RAW in text else grammar
 
 
 def _regex(wanted: StructuredOutputsParams) -> xgrammar.Grammar:
     import xgrammar
 
-    check_regex(wanted.source, "structured_outputs.regex")
-    return xgrammar.Grammar.from_regex(wanted.source)
+    return xgrammar.Grammar.from_regex(rewrite_regex(wanted.source, "structured_outputs.regex"))
 
 
 def _choice(wanted: StructuredOutputsParams) -> xgrammar.Grammar:

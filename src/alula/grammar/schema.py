@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alula.config import AlulaError
-from alula.grammar.regex import anywhere, check_regex
+from alula.grammar.regex import rewrite_regex
 
 Schema = dict[str, Any]
 
@@ -148,7 +148,8 @@ class _Rewriter:
         for name, group in (("properties", properties), ("patternProperties", patterns)):
             if group:
                 places = group.items()
-                schema[name] = {key: self._schema(value, f"{at}/{name}/{key}", depth + 1) for key, value in places}
+                found = {key: self._schema(value, f"{at}/{name}/{key}", depth + 1) for key, value in places}
+                schema[name] = found if name == "properties" else _rewritten_names(found, at)
         return schema
 
     def _exclude_each_other(self, branches: list[Any]) -> bool:
@@ -218,8 +219,8 @@ def _string(node: Mapping[str, Any], at: str) -> Schema:
             raise _refused(at, "pattern cannot be combined with a length: write the length as {m,n} in it")
         if not isinstance(node["pattern"], str):
             raise _refused(at, "pattern is no text: give a regular expression")
-        check_regex(node["pattern"], f"structured_outputs.json at {at}: pattern", in_json=True)
-        return {**schema, "pattern": anywhere(node["pattern"])}
+        field = f"structured_outputs.json at {at}: pattern"
+        return {**schema, "pattern": f"^{rewrite_regex(node['pattern'], field, in_json=True)}$"}
     if len(schema) == 1 and node.get("format") in _FORMATS:
         schema["format"] = node["format"]
     return schema
@@ -241,10 +242,13 @@ def _check_object(node: Mapping[str, Any], properties: Schema, patterns: Schema,
             raise _refused(at, f"required has {name!r}, which properties lack: add it there")
     if patterns and (properties or len(patterns) > 1 or more is not False):
         raise _refused(at, "patternProperties can be enforced alone and with one pattern only: list the properties")
-    for pattern in patterns:
-        check_regex(pattern, f"structured_outputs.json at {at}: patternProperties", in_json=True)
     if (patterns or more is not False) and node.get("minProperties", 0) not in (0, 1):
         raise _refused(at, "minProperties above 1 cannot be enforced where names are free: list the properties")
+
+
+def _rewritten_names(patterns: Schema, at: str) -> Schema:
+    field = f"structured_outputs.json at {at}: patternProperties"
+    return {f"^{rewrite_regex(pattern, field, in_json=True)}$": value for pattern, value in patterns.items()}
 
 
 def _map(node: Mapping[str, Any], name: str, at: str) -> Schema:
