@@ -24,6 +24,7 @@ class GrammarState:
     def __init__(self, compiled: CompiledGrammar, stop_ids: Sequence[int]) -> None:
         from xgrammar import GrammarMatcher
 
+        self.compiled = compiled
         self._matcher = GrammarMatcher(compiled)
         self._words = -(-compiled.tokenizer_info.vocab_size // 32)
         self._stop_ids = frozenset(stop_ids)
