@@ -13,6 +13,7 @@ _REPORTS = """
     c1 c3 c5 c7
     d2 d4 d5b d7 d9
     e2 e4 e6 e8 e12 e14 e16 e18
+    h4 h12 h15
 """
 
 

@@ -74,7 +74,39 @@ def test_python_runs(program: str) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "prove", "bench", "synth", "train"])
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_server_answers_the_readmes_curl() -> None:
+    """The first line of the block starts the server, the others are typed beside it."""
+    if shutil.which("curl") is None:
+        pytest.skip("no curl")
+    block = re.search(r"```console\n(.*?)```", README, flags=re.DOTALL)
+    assert block
+    start, *asked = [line.removeprefix("$ ") for line in block[1].splitlines()]
+    with subprocess.Popen([sys.executable, "-m", *shlex.split(start)], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("alula serves smollm2 at http://127.0.0.1:8000")
+            shown = [
+                subprocess.run(
+                    ["bash", "-c", f"{line} --retry 5 --retry-connrefused"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=120,
+                ).stdout
+                for line in asked
+            ]
+        finally:
+            server.terminate()
+    assert server.wait(60) == 0
+    chat, stream, metrics = shown
+    assert json.loads(chat)["choices"][0]["message"]["content"]
+    assert stream.startswith("data: {") and stream.endswith("data: [DONE]\n\n")
+    assert "alula:spec_decode_num_accepted_tokens_total" in metrics
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "prove", "bench", "serve", "synth", "train"])
 def test_each_command_has_help(name: str) -> None:
     assert f"`alula {name}" in README
     assert _run(f"alula {name} --help").returncode == 0

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from alula.engine.llm import LLM
     from alula.engine.request import CompletionOutput, Request, RequestOutput
     from alula.sequence import FinishReason, SamplingParams, TokenEvent, TokenLogprobs
+    from alula.structured import StructuredOutputsParams
     from alula.tree import TreeShape
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StaticTree",
+    "StructuredOutputsParams",
     "TokenEvent",
     "TokenLogprobs",
     "TreeShape",
@@ -40,6 +42,7 @@ _HOMES = {
     "alula.engine.llm": ("LLM",),
     "alula.engine.request": ("CompletionOutput", "Request", "RequestOutput"),
     "alula.sequence": ("FinishReason", "SamplingParams", "TokenEvent", "TokenLogprobs"),
+    "alula.structured": ("StructuredOutputsParams",),
     "alula.tree": ("TreeShape",),
 }
 

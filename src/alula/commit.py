@@ -1,7 +1,7 @@
 """Applies verdicts: the only mutation of a step.
 
-For each sequence, KV, tokens, features, text and stop state move together, or, if anything raises before its turn, not
-at all: the transaction rolls back what was not committed.
+For each sequence, KV, tokens, features, text, grammar and stop state move together, or, if anything raises before its
+turn, not at all: the transaction rolls back what was not committed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class _Cut:
     reason: FinishReason | None = None
     stop_reason: int | str | None = None
     text: str = ""
+    ends: tuple[int, ...] = ()
 
 
 def commit(
@@ -56,9 +57,11 @@ def _commit_verdict(
     # The last kept token is the next root, so its own KV is not committed yet.
     _commit_rows(item, [*sequence.tokens, *tokens], verdict.path[: cut.kept - 1], feature, txn)
     sequence.tokens.extend(tokens)
+    if sequence.grammar is not None:
+        sequence.grammar.advance(tokens)
     sequence.finish_reason = cut.reason
     logprobs = None if verdict.logprobs is None else verdict.logprobs[: cut.kept]
-    return TokenEvent(sequence.id, tokens, cut.text, logprobs, cut.reason, cut.stop_reason)
+    return TokenEvent(sequence.id, tokens, cut.text, cut.ends, logprobs, cut.reason, cut.stop_reason)
 
 
 def _commit_rows(
@@ -83,22 +86,23 @@ def _fail(sequence: Sequence, error: str) -> TokenEvent:
 
 def _cut(sequence: Sequence, tokens: tuple[int, ...], max_len: int) -> _Cut:
     """Feed the tokens one by one to everything that can end the output, and stop at the first that does."""
-    params, text = sequence.params, ""
+    params, text, ends = sequence.params, "", list[int]()
     for count, token in enumerate(tokens, start=1):
         produced = len(sequence.tokens) + count - sequence.prompt_len
-        ends = token in params.stop_token_ids or (token in sequence.eos_ids and not params.ignore_eos)
+        is_end = token in params.stop_token_ids or (token in sequence.eos_ids and not params.ignore_eos)
         stop_string = None
-        if not ends or params.include_stop_str_in_output:
+        if not is_end or params.include_stop_str_in_output:
             delta, stop_string = _feed(sequence, token, produced)
             text += delta
-        if ends:
+        ends.append(0 if sequence.text is None else len(sequence.text.text))
+        if is_end:
             stop_reason = token if token in params.stop_token_ids else None
-            return _Cut(count, FinishReason.STOP, stop_reason, text + _rest(sequence))
+            return _Cut(count, FinishReason.STOP, stop_reason, text + _rest(sequence), tuple(ends))
         if stop_string is not None:
-            return _Cut(count, FinishReason.STOP, stop_string, text)
+            return _Cut(count, FinishReason.STOP, stop_string, text, tuple(ends))
         if produced >= params.max_tokens or sequence.prompt_len + produced >= max_len:
-            return _Cut(count, FinishReason.LENGTH, None, text + _rest(sequence))
-    return _Cut(len(tokens), text=text)
+            return _Cut(count, FinishReason.LENGTH, None, text + _rest(sequence), tuple(ends))
+    return _Cut(len(tokens), text=text, ends=tuple(ends))
 
 
 def _feed(sequence: Sequence, token: int, produced: int) -> tuple[str, str | None]:

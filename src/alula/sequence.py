@@ -5,9 +5,12 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from alula.features import FeatureQueue
+from alula.structured import StructuredOutputsParams
 from alula.tree import TreeShape
 
 if TYPE_CHECKING:
@@ -67,6 +70,8 @@ class SamplingParams:
     logits_processors: tuple[LogitsProcessor, ...] = ()
     """Applied in order to the logits of every node, after the penalties; each a pure function of its path."""
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
+    """What form the output must have: JSON by a schema, a regex, one of several texts, or a grammar."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids", "logits_processors", "logit_bias"):
@@ -132,6 +137,8 @@ def _check_ranges(params: SamplingParams) -> None:
     if params.logprobs_mode not in ("raw", "processed"):
         raise ValueError(f"logprobs_mode is {params.logprobs_mode!r}: give 'raw' or 'processed'")
     _check_collections(params)
+    if not isinstance(params.structured_outputs, StructuredOutputsParams | None):
+        raise ValueError(f"structured_outputs is {params.structured_outputs!r}: give StructuredOutputsParams, or None")
     for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
         if not isinstance(getattr(params, name), bool):
             raise ValueError(f"{name} is {getattr(params, name)!r}: give True or False")
@@ -208,21 +215,30 @@ class TokenEvent:
     """What one step committed for one sequence: the only thing a client ever sees.
 
     text: newly safe text (no half code point, no possible stop-string prefix).
+    ends: characters of the whole output's text after each token, those still held back included; a stop string
+        may cut the text before them.
     stop_reason: the stop token id or stop string that ended the output, as in vLLM.
     error: what went wrong, where finish_reason is ERROR.
+    fault: whether that was a fault of alula's own, and not of the request's.
     """
 
     sequence_id: int
     tokens: tuple[int, ...]
     text: str = ""
+    ends: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    fault: bool = False
 
 
 class TextSink(Protocol):
     """Turns committed tokens into text, and finds stop strings."""
+
+    @property
+    def text(self) -> str:
+        """Everything decoded so far, held-back characters included."""
 
     def feed(self, token: int, may_stop: bool) -> tuple[str, str | None]:
         """Newly safe text, and the stop string that this token completes (never one while not `may_stop`)."""
@@ -231,38 +247,14 @@ class TextSink(Protocol):
         """Text still held back when the output ends for another reason."""
 
 
-class FeatureQueue:
-    """True target features of one sequence that its drafter has not consumed yet.
+class Grammar(Protocol):
+    """What one output may still be. Looking along paths leaves it as it is; only commit advances it."""
 
-    Entry j is the feature f_j; the drafter pairs it with token t_{j+1}. Only commit appends and drops, so a
-    draft that is rolled back finds its entries again.
-    """
+    def mask(self, path: Seq[int]) -> torch.Tensor | None:
+        """Ids allowed after the committed tokens and this path of tokens below them (see `Context.mask`)."""
 
-    def __init__(self, start: int = 0) -> None:
-        self.start = start
-        self._rows: list[torch.Tensor] = []
-
-    @property
-    def stop(self) -> int:
-        return self.start + sum(len(rows) for rows in self._rows)
-
-    def append(self, features_NF: torch.Tensor) -> None:
-        if len(features_NF):
-            self._rows.append(features_NF)
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        """Features f_start .. f_{stop-1}, shape [stop - start, F]."""
-        import torch
-
-        if len(self._rows) > 1:
-            self._rows = [torch.cat(self._rows)]
-        return self._rows[0][start - self.start : stop - self.start]
-
-    def drop_before(self, position: int) -> None:
-        if position >= self.stop:
-            self._rows, self.start = [], max(position, self.start)
-        elif position > self.start:
-            self._rows, self.start = [self.read(position, self.stop)], position
+    def advance(self, tokens: Seq[int]) -> None:
+        """These tokens were committed."""
 
 
 @dataclass(eq=False)
@@ -274,6 +266,10 @@ class Sequence:
     bad_words: tokenised `params.bad_words`.
     features: what the drafter has still to consume.
     text: None for sequences whose text nobody asks for.
+    grammar: what `params.structured_outputs` leaves to choose; None where all is free.
+    shape: limits of its trees, None for the engine's. drafter: who proposes them, None for the engine's own choice.
+    priority: lower runs earlier.
+    cached: prompt tokens that were in the cache when it was first admitted, at perf_counter time admitted_s.
     """
 
     id: int
@@ -282,11 +278,17 @@ class Sequence:
     params: SamplingParams
     seed: int
     text: TextSink | None = None
+    grammar: Grammar | None = None
     sample: int = 0
     eos_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     features: FeatureQueue = field(default_factory=FeatureQueue)
     finish_reason: FinishReason | None = None
+    shape: TreeShape | None = None
+    drafter: str | None = None
+    priority: int = 0
+    cached: int = 0
+    admitted_s: float | None = None
 
     @property
     def output(self) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Shell
 
-COMMANDS = ("generate", "chat", "prove", "bench", "synth", "train", "ablate")
+COMMANDS = ("generate", "chat", "prove", "bench", "serve", "synth", "train", "ablate")
 
 
 def test_help_takes_less_than_a_second(shell: Shell) -> None:
@@ -24,12 +24,13 @@ def test_help_takes_less_than_a_second(shell: Shell) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
-@pytest.mark.parametrize("command", ["generate", "synth", "train", "ablate"])
+@pytest.mark.parametrize("command", ["generate", "serve", "synth", "train", "ablate"])
 def test_parsing_imports_nothing_heavy(command: str) -> None:
+    heavy = ("torch", "transformers", "numpy", "tokenizers", "fastapi", "uvicorn", "pydantic", "prometheus_client")
     code = (
         "import sys\nfrom alula.cli import main\n"
         f"try:\n    main(['{command}', '--help'])\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
+        f"print([m for m in {heavy} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"

@@ -11,7 +11,8 @@ import torch
 
 from alula.cache import KVShape, PagedCache
 from alula.draft.drafter import Drafter
-from alula.sequence import FeatureQueue, PlanItem, SamplingParams, StepPlan
+from alula.features import FeatureQueue
+from alula.sequence import PlanItem, SamplingParams, StepPlan
 from alula.sequence import Sequence as TokenSequence
 from alula.tree import DraftTree, TreeShape
 

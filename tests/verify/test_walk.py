@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -149,13 +150,18 @@ def test_a5_logits_trees_and_sequences_are_unchanged(verify: toys.Verify) -> Non
 def test_grammar_masks_follow_each_path(verify: toys.Verify) -> None:
     asked: list[tuple[int, ...]] = []
 
-    def allowed(path: tuple[int, ...]) -> torch.Tensor | None:
-        asked.append(path)
-        return None if len(path) == 1 else torch.arange(V) == 3 + len(path)
+    class Rising:
+        def mask(self, path: Seq[int]) -> torch.Tensor | None:
+            asked.append(tuple(path))
+            return None if len(path) == 1 else torch.arange(V) == 3 + len(path)
+
+        def advance(self, tokens: Seq[int]) -> None:
+            raise AssertionError("verification is pure")
 
     rows = toys.sequences(SamplingParams(), range(2))
+    rows[1].grammar = Rising()
     drafts = [tree(0, 3, 9), tree(0, 3, 9)]
-    verdicts = verify(favour(8, 9, 0, 8, 9, 0), drafts, toys.plan_of(rows), masks={1: allowed})
+    verdicts = verify(favour(8, 9, 0, 8, 9, 0), drafts, toys.plan_of(rows))
     assert [v.tokens for v in verdicts if v is not None] == [(8,), (3, 9, 5)]
     assert asked == [(), (3,), (3, 9)]
 

@@ -78,7 +78,7 @@ class Drafter:
     def _children(
         self, rows: Sequence[TokenSequence], tokens_BN: IntArray, node: int, k: int
     ) -> tuple[IntArray, torch.Tensor | None]:
-        contexts = [Context(row, path) for row, path in zip(rows, self._paths(tokens_BN, node), strict=True)]
+        contexts = [Context.at(row, path) for row, path in zip(rows, self._paths(tokens_BN, node), strict=True)]
         rule = "coupled" if self.kind == "coupled" else "rejection"
         log_q_BV, keys_BV = proposal_scores(self.logits_VV[tokens_BN[:, node]], contexts, rule=rule)
         if self.kind == "sampled":

@@ -1,4 +1,4 @@
-"""The command line: `alula generate | chat | prove | bench | synth | train`."""
+"""The command line: `alula generate | chat | prove | bench | serve | synth | train | ablate | convert`."""
 
 from __future__ import annotations
 

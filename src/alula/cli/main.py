@@ -16,6 +16,7 @@ from alula.cli.convert import Convert
 from alula.cli.errors import guarded
 from alula.cli.generate import Generate
 from alula.cli.prove import Prove
+from alula.cli.serve import Serve
 from alula.cli.synth import Synth
 from alula.cli.train import Train, train
 
@@ -24,6 +25,7 @@ Command: TypeAlias = (
     | Annotated[Chat, tyro.conf.subcommand("chat")]
     | Annotated[Prove, tyro.conf.subcommand("prove")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Synth, tyro.conf.subcommand("synth")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Ablate, tyro.conf.subcommand("ablate")]
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return guarded(lambda: train(arguments[1:]))
     if arguments[:1] == ["ablate"]:
         return guarded(lambda: ablate(arguments[1:]))
-    command: Generate | Chat | Prove | Bench | Synth | Train | Ablate | Convert = tyro.cli(
+    command: Generate | Chat | Prove | Bench | Serve | Synth | Train | Ablate | Convert = tyro.cli(
         Command, prog="alula", description=_DESCRIPTION, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
     )
     return guarded(command.run)

@@ -18,7 +18,7 @@ from alula.draft.medusa_files import MedusaConfig
 from alula.draft.policy import TreePolicy
 from alula.draft.propose import Proposer
 from alula.kernels.protocol import Kernels, Linear
-from alula.model.decoder import FINAL
+from alula.kernels.stack import FINAL
 from alula.sequence import PlanItem, StepPlan
 from alula.tree import DraftTree, IntArray, TreeShape
 

@@ -15,7 +15,8 @@ import numpy as np
 from alula.cache import KVShape, Transaction
 from alula.config import AlulaError
 from alula.draft.drafter import grows
-from alula.sequence import StepPlan
+from alula.sampling.processors import is_allowed
+from alula.sequence import Sequence, StepPlan
 from alula.tree import DraftTree, TreeShape
 
 _REMEMBERED = 64
@@ -49,7 +50,7 @@ class NgramDrafter:
                 trees.append(DraftTree.root_only(tokens[-1]))
             else:
                 index = self._index(item.sequence.id, tokens)
-                trees.append(_tree(tokens, index.matches(tokens), item.shape))
+                trees.append(_tree(item.sequence, index.matches(tokens), item.shape))
         while len(self._indexes) > max(_REMEMBERED, 2 * len(plan.items)):
             self._indexes.popitem(last=False)
         return trees
@@ -88,10 +89,12 @@ class _Index:
                     yield length, start
 
 
-def _tree(tokens: list[int], matches: Iterator[tuple[int, int]], shape: TreeShape) -> DraftTree:
-    """The continuations merged into one tree, first come first served."""
+def _tree(sequence: Sequence, matches: Iterator[tuple[int, int]], shape: TreeShape) -> DraftTree:
+    """The continuations merged into one tree, first come first served; each ends before what the grammar forbids."""
+    tokens, grammar = sequence.tokens, sequence.grammar
     found: list[int] = [tokens[-1]]
     parents, scores = [-1], [0.0]
+    paths: list[tuple[int, ...]] = [()]
     children: list[dict[int, int]] = [{}]
     for tries, (length, start) in enumerate(matches):
         if len(found) >= shape.nodes or tries >= shape.nodes * shape.branch:
@@ -101,6 +104,9 @@ def _tree(tokens: list[int], matches: Iterator[tuple[int, int]], shape: TreeShap
             if token not in children[node]:
                 if len(found) >= shape.nodes or len(children[node]) >= shape.branch:
                     break
+                if grammar is not None and not is_allowed(grammar.mask(paths[node]), token):
+                    break
+                paths.append((*paths[node], token))
                 scores.append(scores[node] + _log_confidence(length + depth, len(children[node])))
                 children[node][token] = len(found)
                 children.append({})

@@ -46,7 +46,8 @@ class Proposer:
         self._vocabulary_C, self._target_size = vocabulary_C, target_size
         self._ids_C = None if vocabulary_C is None else vocabulary_C.cpu().numpy()
         greedy = [sequence.params.is_greedy for sequence in sequences]
-        self._plain = all(greedy) and not any(sequence.params.shapes_logits for sequence in sequences)
+        shaped = any(sequence.params.shapes_logits or sequence.grammar is not None for sequence in sequences)
+        self._plain = all(greedy) and not shaped
         self._draws_B = np.array([policy.sampled and not flag for flag in greedy])
         self._scale_B = np.array(
             [1.0 if flag or policy.rule != "coupled" else NOISE_SCALE for flag in greedy], np.float32
@@ -94,7 +95,7 @@ class Proposer:
         self, growth: Growth, frontier: Frontier, logits_FC: torch.Tensor, paths: Sequence[tuple[int, ...]]
     ) -> tuple[IntArray, FloatArray]:
         lane_F, count = frontier.lane_F, min(frontier.children, logits_FC.shape[1])
-        contexts = [Context(self._sequences[lane], path) for lane, path in zip(lane_F, paths, strict=True)]
+        contexts = [Context.at(self._sequences[lane], path) for lane, path in zip(lane_F, paths, strict=True)]
         if isinstance(growth, StaticGrowth) and self._draws_B[lane_F].any():
             return self._mixed(growth, logits_FC, contexts, count)
         return self._points(logits_FC, contexts, lane_F, count)

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 
 from alula.cache import CacheLayout, PagedCache
 from alula.commit import commit
 from alula.config import AlulaError
-from alula.draft.drafter import Drafter
+from alula.draft.drafter import Drafter, root_only_trees
+from alula.engine.compiling import Compiling, wanted_of
 from alula.engine.config import EngineConfig
 from alula.engine.metrics import DraftStats, StepTimes
 from alula.engine.request import CompletionOutput, Request, RequestOutput, check_request, resolve_seed
 from alula.engine.runner import Runner, Scored
 from alula.engine.scheduler import Scheduler
+from alula.grammar import Grammars
 from alula.model.load import LoadedModel
 from alula.sampling.logprobs import prompt_logprobs
 from alula.sequence import FinishReason, Sequence, StepPlan, TokenEvent, Verdict
 from alula.text import TextStream
 from alula.tree import DraftTree
 from alula.verify import load_rule
+
+IDLE_S = 0.005
+"""How long a step waits for a grammar when there is nothing else to do."""
 
 
 class Engine:
@@ -40,6 +46,9 @@ class Engine:
         self.scheduler = Scheduler(self.cache, config, self.max_len, drafter.scratch)
         self.times = StepTimes()
         self.totals = DraftStats()
+        self.grammars = Grammars(model.tokenizer, model.config.vocab_size, model.eos_ids)
+        self._compiling = Compiling(self.grammars)
+        self._refused: list[TokenEvent] = []
         self._verify = load_rule(config.rule, drafter, model.kernels)
         self._runner = Runner(model.decoder, self.cache, drafter.taps)
         self._sequences: dict[int, Sequence] = {}
@@ -50,13 +59,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        return bool(self.scheduler.waiting or self.scheduler.running or len(self._compiling) or self._refused)
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id. Raises AlulaError for one that can never be served."""
         slots = self.cache.total_pages * self.config.page_size
         vocab = self.model.config.vocab_size
         check_request(request, vocab_size=vocab, max_len=self.max_len, max_slots=slots)
+        self._check_drafter(request.speculation.drafter)
         request_id, seed = self._next_id, resolve_seed(request.params.seed)
         sequences = [self._sequence(request_id + sample, request, seed, sample) for sample in range(request.params.n)]
         self._next_id += len(sequences)
@@ -67,16 +77,29 @@ class Engine:
         self._added[request_id] = time.perf_counter()
         for sequence in sequences:
             self._register(sequence, output)
+        self._queue(request_id, sequences, request)
         return request_id
 
     def abort(self, request_id: int) -> RequestOutput:
         """End a request at once, with whatever it has; its pages are free when this returns."""
-        output = self._known(request_id)
-        for sample in output.outputs:
-            if sample.finish_reason is None:
-                sample.finish_reason = FinishReason.ABORT.value
-                self._drop(request_id + sample.index)
+        self.end(request_id)
         return self.pop(request_id)
+
+    def end(self, request_id: int, reason: str | None = None) -> list[TokenEvent]:
+        """As `abort`, but the output stays until it is popped; an event, with this stop_reason, per sample ended."""
+        running = [sample for sample in self._known(request_id).outputs if sample.finish_reason is None]
+        return [self._close(request_id + s.index, FinishReason.ABORT, stop_reason=reason) for s in running]
+
+    def fail(self, sequence_id: int, error: str) -> TokenEvent:
+        """End one sample for a fault that is not the request's own."""
+        return self._close(sequence_id, FinishReason.ERROR, error=error, fault=True)
+
+    def _close(self, sequence_id: int, reason: FinishReason, **details: Any) -> TokenEvent:
+        sequence = self._sequences[sequence_id]
+        text = "" if sequence.text is None else sequence.text.finish()
+        event = TokenEvent(sequence_id, (), text, finish_reason=reason, **details)
+        self._deliver(event)
+        return event
 
     def knows(self, request_id: int) -> bool:
         """Whether the request was added and its output not taken yet."""
@@ -99,18 +122,27 @@ class Engine:
 
         If drafting, the forward or verification raises, no sequence changes, and the next step tries again.
         """
+        return self.run(self.plan())
+
+    def plan(self) -> StepPlan:
+        with self.times.stage("other"):
+            self._take_compiled()
+            return self.scheduler.plan()
+
+    def run(self, plan: StepPlan, *, drafting: bool = True) -> list[TokenEvent]:
+        """Carry out a plan of the scheduler, or some items of it; without `drafting` all trees are their roots."""
         with self.times.step():
-            plan = self.scheduler.plan()
-            events = self._run(plan) if plan.items else []
+            events = self._run(plan, drafting) if plan.items else []
+        refused, self._refused = self._refused, []  # not before the step has gone well, which would lose them
         if self.config.check_integrity:
             self.cache.check_integrity()
-        return events
+        return refused + events
 
-    def _run(self, plan: StepPlan) -> list[TokenEvent]:
+    def _run(self, plan: StepPlan, drafting: bool) -> list[TokenEvent]:
         stage = self.times.stage
         with self.cache.begin(self.scheduler.needs(plan)) as txn:
             with stage("draft"):
-                trees = self.drafter.draft(plan, txn)
+                trees = self.drafter.draft(plan, txn) if drafting else root_only_trees(plan)
             with stage("tree"):
                 packed = self._runner.pack(plan, trees, txn)
             with stage("forward"):
@@ -159,11 +191,7 @@ class Engine:
 
     def _deliver(self, event: TokenEvent) -> None:
         request_id, output = self._outputs[event.sequence_id]
-        request = self._requests[request_id]
-        now = time.perf_counter() - self._added[request_id]
-        request.latency_s = now
-        if request.ttft_s is None:
-            request.ttft_s = now
+        self._note(self._requests[request_id], self._sequences[event.sequence_id], bool(event.tokens))
         output.token_ids.extend(event.tokens)
         output.text += event.text
         if event.logprobs is not None:
@@ -172,6 +200,14 @@ class Engine:
             output.finish_reason = event.finish_reason.value
             output.stop_reason, output.error = event.stop_reason, event.error
             self._drop(event.sequence_id)
+
+    def _note(self, request: RequestOutput, sequence: Sequence, has_tokens: bool) -> None:
+        added = self._added[request.request_id]
+        request.latency_s = time.perf_counter() - added
+        if has_tokens and request.ttft_s is None:
+            request.ttft_s = request.latency_s
+        if sequence.sample == 0 and sequence.admitted_s is not None:
+            request.queue_s, request.cached_tokens = sequence.admitted_s - added, sequence.cached
 
     def _sequence(self, sequence_id: int, request: Request, seed: int, sample: int) -> Sequence:
         tokenizer, params = self.model.tokenizer, request.params
@@ -185,6 +221,9 @@ class Engine:
             sample=sample,
             eos_ids=frozenset(self.model.eos_ids),
             bad_words=tokenizer.bad_words(params.bad_words),
+            shape=request.speculation.shape(self.config.shape),
+            drafter=request.speculation.drafter,
+            priority=request.priority,
         )
 
     def _register(self, sequence: Sequence, output: RequestOutput) -> None:
@@ -192,11 +231,46 @@ class Engine:
         output.outputs.append(completion)
         self._outputs[sequence.id] = (output.request_id, completion)
         self._sequences[sequence.id] = sequence
-        self.scheduler.add(sequence)
+
+    def _queue(self, request_id: int, sequences: list[Sequence], request: Request) -> None:
+        wanted = request.params.structured_outputs
+        if wanted is not None:
+            wanted = wanted_of(self.model.tokenizer, request.prompt_token_ids, wanted)
+            self._compiling.add(request_id, sequences, wanted)
+            return
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+
+    def _take_compiled(self) -> None:
+        """What has got its grammar joins the queue; what cannot have one is refused."""
+        if not len(self._compiling):
+            return
+        if not self.scheduler.waiting and not self.scheduler.running:
+            self._compiling.wait(IDLE_S)
+        ready, failed = self._compiling.take()
+        for sequence in ready:
+            self.scheduler.add(sequence)
+        for request_id, error in failed.items():
+            self._refused += self._refuse(request_id, str(error))
+
+    def _refuse(self, request_id: int, error: str) -> list[TokenEvent]:
+        output = self._known(request_id)
+        running = [sample for sample in output.outputs if sample.finish_reason is None]
+        events = [self._close(request_id + s.index, FinishReason.ERROR, error=error) for s in running]
+        output.error = error
+        output.outputs.clear()
+        return events
 
     def _drop(self, sequence_id: int) -> None:
-        self.scheduler.remove(self._sequences.pop(sequence_id))
+        sequence = self._sequences.pop(sequence_id)
+        self.scheduler.remove(sequence)
+        self._compiling.remove(sequence)
         del self._outputs[sequence_id]
+
+    def _check_drafter(self, name: str | None) -> None:
+        known = getattr(self.drafter, "names", (self.drafter.name,))
+        if name is not None and name not in (*known, "none"):
+            raise AlulaError(f"speculation.drafter is {name!r}: give one of {', '.join(sorted({*known, 'none'}))}")
 
     def _known(self, request_id: int) -> RequestOutput:
         if request_id not in self._requests:

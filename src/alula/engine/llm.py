@@ -73,7 +73,7 @@ class LLM:
         if _is_prompt(prompts):
             with self._adopted() as adopted:
                 adopted.append(self._add(prompts, _one(sampling_params)))
-                return [self._finish(adopted[0], prompts)]
+                return [_accepted(self._finish(adopted[0], prompts))]
         return self._generate_all(list(cast("Seq[Prompt]", prompts)), sampling_params)
 
     def chat(
@@ -103,7 +103,7 @@ class LLM:
                         self._step()
                     while events:
                         yield events.popleft()
-                self.engine.pop(adopted[0])
+                _accepted(self.engine.pop(adopted[0]))
             finally:
                 for sample in samples:
                     del self._streams[sample]
@@ -165,6 +165,13 @@ class LLM:
         output = self.engine.pop(request_id)
         output.prompt = prompt if isinstance(prompt, str) else None
         return output
+
+
+def _accepted(output: RequestOutput) -> RequestOutput:
+    """Raises AlulaError where the request was refused after it had been added: its grammar does not compile."""
+    if output.error is not None:
+        raise AlulaError(output.error)
+    return output
 
 
 def _listed(prompts: Prompt | Seq[Prompt]) -> Prompt | Seq[Prompt]:

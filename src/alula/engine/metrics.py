@@ -19,7 +19,8 @@ class DraftStats:
     """Counts over the steps of one sequence, or pooled over many.
 
     committed: tokens kept, cut at EOS and max_tokens. drafted: nodes proposed. checked: children of every node
-    that a walk visited. accepted: draft tokens committed.
+    that a walk visited. accepted: draft tokens committed. tree_nodes: steps per size of the tree, its root included;
+    drafts: those with more than the root.
     """
 
     target_forwards: int = 0
@@ -32,6 +33,8 @@ class DraftStats:
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
     first_rejection_depth: Counter[int] = field(default_factory=Counter)
     accepted_lengths: Counter[int] = field(default_factory=Counter)
+    tree_nodes: Counter[int] = field(default_factory=Counter)
+    drafts: int = 0
 
     def record(self, tree: DraftTree, verdict: Verdict, kept: int) -> None:
         """Add one step that kept `kept` of the verdict's tokens."""
@@ -43,6 +46,8 @@ class DraftStats:
         self.accepted += accepted
         self.verified_rows += len(tree)
         self.accepted_lengths[accepted] += 1
+        self.tree_nodes[len(tree)] += 1
+        self.drafts += len(tree) > 1
         for depth, node in enumerate((0, *verdict.path), start=1):
             if tree.children[node]:
                 self.tried_by_depth[depth] += 1
@@ -86,14 +91,19 @@ class DraftStats:
 
 @dataclass
 class StepTimes:
-    """Seconds per stage, summed over steps. `other` is what the stages leave of the whole step."""
+    """Seconds per stage, summed over steps. `other` is what the stages leave of the whole step.
+
+    current: the stage that runs, or that the last one ended in by an exception.
+    """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     steps: int = 0
+    current: str = "other"
 
     @contextmanager
     def step(self) -> Iterator[None]:
         before, start = sum(self.seconds.values()), time.perf_counter()
+        self.current = "other"
         yield
         staged = sum(self.seconds.values()) - before
         self.seconds["other"] += time.perf_counter() - start - staged
@@ -101,9 +111,10 @@ class StepTimes:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, self.current = time.perf_counter(), name
         yield
         self.seconds[name] += time.perf_counter() - start
+        self.current = "other"
 
     def milliseconds(self) -> dict[str, float]:
         return {name: round(1e3 * value, 3) for name, value in self.seconds.items()}

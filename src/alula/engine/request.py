@@ -8,14 +8,53 @@ from dataclasses import dataclass, field
 from alula.config import AlulaError
 from alula.engine.metrics import DraftStats
 from alula.sequence import SamplingParams, TokenLogprobs
+from alula.tree import ROOT_ONLY, TreeShape
+
+DEEPEST = 32
+"""Levels that one request may ask for."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How one request is drafted for; None leaves it to the engine. Raises AlulaError for a value out of range."""
+
+    off: bool = False
+    """Decode plainly."""
+    nodes: int | None = None
+    """Rows verified per step: the draft tree with its root."""
+    depth: int | None = None
+    """Levels of the draft tree."""
+    drafter: str | None = None
+    """One of the engine's drafters by name, or `none`."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("nodes", None), ("depth", DEEPEST)):
+            value, least = getattr(self, name), 1 if name == "nodes" else 0
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
+                limits = f"of at least {least}" + (f" and at most {most}" if most else "")
+                raise AlulaError(f"speculation.{name} is {value!r}: give a whole number {limits}")
+
+    def shape(self, default: TreeShape) -> TreeShape:
+        """Limits of the request's trees, given the engine's."""
+        if self.off or self.drafter == "none":
+            return ROOT_ONLY
+        nodes = default.nodes if self.nodes is None else self.nodes
+        return TreeShape(nodes, default.depth if self.depth is None else self.depth, default.branch)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt as token ids, and how to continue it."""
+    """A prompt as token ids, and how to continue it.
+
+    priority: waiting requests with a lower one run earlier.
+    """
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+    speculation: Speculation = field(default_factory=Speculation)
+    priority: int = 0
 
 
 @dataclass
@@ -40,8 +79,9 @@ class CompletionOutput:
 class RequestOutput:
     """Everything a request produced. prompt_logprobs[0] is None: nothing precedes the first token.
 
-    ttft_s: seconds from adding the request to its first token. latency_s: to its last. error: why the request was
-    refused, in which case it has no outputs.
+    ttft_s: seconds from adding the request to its first token. latency_s: to its last. queue_s: until it first ran.
+    cached_tokens: prompt tokens that were in the cache then. error: why the request was refused, in which case it has
+    no outputs.
     """
 
     request_id: int
@@ -51,6 +91,8 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     ttft_s: float | None = None
     latency_s: float | None = None
+    queue_s: float | None = None
+    cached_tokens: int = 0
     error: str | None = None
 
     @property

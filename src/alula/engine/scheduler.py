@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
 from alula.cache import PagedCache
 from alula.engine.config import EngineConfig
-from alula.sequence import FeatureQueue, PlanItem, Sequence, StepPlan
+from alula.features import FeatureQueue
+from alula.sequence import PlanItem, Sequence, StepPlan
 from alula.tree import ROOT_ONLY, TreeShape
 
 
@@ -17,7 +19,8 @@ class Scheduler:
     Running sequences go before waiting ones. When pages run out a tree shrinks to its root, then the sequence
     admitted last is preempted: its pages are released and its tokens recomputed when it runs again.
 
-    scratch: logical slots beyond the root that drafting a shape needs.
+    scratch: logical slots beyond the root that drafting a shape needs. prefix_queries and prefix_hits count the tokens
+    that were looked up in the prefix cache at admission, and those found.
     """
 
     def __init__(
@@ -26,13 +29,17 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
         self._cache = cache
         self._config = config
         self._max_len = max_len
         self._scratch = scratch
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        """It waits behind everybody whose priority is not a higher number."""
+        later = (place for place, other in enumerate(self.waiting) if other.priority > sequence.priority)
+        self.waiting.insert(next(later, len(self.waiting)), sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or aborted sequence and release its pages."""
@@ -86,10 +93,18 @@ class Scheduler:
             if not self._has_room(sequence, item, hit, items):
                 self._cache.release(sequence.id)
                 return
+            self._note(sequence, hit)
             sequence.features = FeatureQueue(hit)
             self.running.append(self.waiting.popleft())
             items[sequence.id] = item
             rows -= item.rows
+
+    def _note(self, sequence: Sequence, hit: int) -> None:
+        if self._may_reuse(sequence):
+            self.prefix_queries += len(sequence.tokens)
+            self.prefix_hits += hit
+        if sequence.admitted_s is None:
+            sequence.cached, sequence.admitted_s = hit, time.perf_counter()
 
     def _has_room(self, sequence: Sequence, item: PlanItem, hit: int, items: dict[int, PlanItem]) -> bool:
         """Room for the whole prompt, unless nothing else runs: then for the first chunk."""
@@ -120,8 +135,8 @@ class Scheduler:
         return PlanItem(sequence, range(start, root), shape)
 
     def _limit(self, sequence: Sequence, rows: int) -> TreeShape:
-        """The configured shape, no deeper than tokens can still be committed."""
-        shape = self._config.shape
+        """The shape asked for, no deeper than tokens can still be committed."""
+        shape = sequence.shape or self._config.shape
         depth = min(shape.depth, sequence.remaining - 1, self._max_len - len(sequence.tokens) - 1)
         nodes = min(shape.nodes, rows)
         if depth <= 0 or nodes <= 1:

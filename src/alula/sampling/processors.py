@@ -40,6 +40,11 @@ class Context:
     path: tuple[int, ...] = ()
     mask: torch.Tensor | None = None
 
+    @classmethod
+    def at(cls, sequence: seq.Sequence, path: tuple[int, ...]) -> Context:
+        """With the mask that the sequence's grammar, if it has one, has there."""
+        return cls(sequence, path, None if sequence.grammar is None else sequence.grammar.mask(path))
+
     @property
     def position(self) -> int:
         """Absolute position of the token that these logits choose."""
@@ -199,6 +204,8 @@ def _shape_row(row_V: FloatArray, shaper: Shaper, path: Sequence[int], mask: tor
         return None
     try:
         shaper.process(row_V, path)
+        if mask is not None:  # what the grammar forbids no processor brings back
+            _mask_out(row_V, mask)
     except SamplingError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 (a user's function may raise anything)
@@ -218,6 +225,15 @@ def _no_choice(top: float) -> str:
 
 def _mask_out(row_V: FloatArray, mask: torch.Tensor) -> None:
     row_V[~_as_bool(mask.detach().cpu().numpy(), len(row_V))] = -np.inf
+
+
+def is_allowed(mask: torch.Tensor | None, token: int) -> bool:
+    """One id of a mask (see `Context.mask`); ids beyond it are not allowed."""
+    if mask is None:
+        return True
+    if mask.element_size() == 1:
+        return token < len(mask) and bool(mask[token])
+    return token < 32 * len(mask) and bool(int(mask[token >> 5]) >> (token & 31) & 1)
 
 
 def _as_bool(mask: NDArray[Any], size: int) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -66,6 +66,29 @@ class Tokenizer:
         """How the vocabulary spells an id; None for an id it does not have."""
         return self.backend.id_to_token(token_id)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for in the middle of a text; b"" for an id the vocabulary does not have."""
+        spelled = self.token(token_id)
+        if spelled is None:
+            return b""
+        if token_id in self._added:
+            return spelled.encode()
+        if self._is_byte_level:
+            letters = _byte_letters()
+            return b"".join(bytes([letters[char]]) if char in letters else char.encode() for char in spelled)
+        if len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
+            return bytes([int(spelled[3:5], 16)])
+        return spelled.replace("\u2581", " ").encode()
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether the vocabulary spells bytes as letters, as GPT-2's does."""
+        return '"ByteLevel"' in json.dumps(json.loads(self.backend.to_str()).get("decoder"))
+
     def check_ids(self, ids: Iterable[int], vocab_size: int | None = None) -> list[int]:
         """The ids as a list. Raises AlulaError for one outside the model's (default: the tokenizer's) vocabulary."""
         size = self.vocab_size if vocab_size is None else vocab_size
@@ -125,6 +148,14 @@ class Tokenizer:
             "vocabulary": _sha256(vocabulary),
             "chat_template": _sha256(self.chat_template or ""),
         }
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's spelling: printable Latin-1 bytes stand for themselves, the others for the letters from U+0100 on."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def _sha256(text: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from alula.config import AlulaError
-from alula.model.decoder import FINAL
+from alula.kernels.stack import FINAL
 from alula.model.load import LoadedModel, load_model, set_threads
 from alula.model.weights import hash_file
 from alula.train.ablation_config import AblationConfig

@@ -7,13 +7,13 @@ on it (Daliri, Musco and Suresh, arXiv 2408.07978; lists of drafts: Rowan et al.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from alula.sampling.distribution import choose
 from alula.sequence import StepPlan, Verdict
 from alula.tree import DraftTree, FloatArray
-from alula.verify.walk import Argmax, PathMask, Walk, run
+from alula.verify.walk import Argmax, Walk, run
 
 if TYPE_CHECKING:
     import torch
@@ -25,16 +25,14 @@ def verify(
     plan: StepPlan,
     *,
     argmax: Argmax | None = None,
-    masks: Mapping[int, PathMask] | None = None,
 ) -> list[Verdict | None]:
     """Verdicts aligned with `plan.items`, None where an item has no tree. Pure: nothing given is changed.
 
     logits_RV: target logits of all tree nodes, trees in plan order, each in node order.
     argmax: for plain greedy rows that are not in host memory; there numpy's is used.
-    masks: sequence id -> what its grammar allows after a path of tokens below the root.
     A sequence for which no token can be chosen gets `Verdict.error`; the others are not affected.
     """
-    return run(logits_RV, trees, plan, _decide, argmax=argmax, masks=masks)
+    return run(logits_RV, trees, plan, _decide, argmax=argmax)
 
 
 def _decide(shaped_BV: FloatArray, walks: Sequence[Walk]) -> list[tuple[int, int | None]]:

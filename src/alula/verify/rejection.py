@@ -13,7 +13,7 @@ Shape suffixes: B sequences still walking, J children, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ from alula.sampling.distribution import probabilities
 from alula.sampling.noise import DoubleArray, Stream, uniform
 from alula.sequence import StepPlan, Verdict
 from alula.tree import DraftTree, FloatArray, IntArray
-from alula.verify.walk import Argmax, PathMask, Walk, run
+from alula.verify.walk import Argmax, Walk, run
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +35,12 @@ def verify(
     plan: StepPlan,
     *,
     argmax: Argmax | None = None,
-    masks: Mapping[int, PathMask] | None = None,
 ) -> list[Verdict | None]:
     """Verdicts aligned with `plan.items`; arguments and purity as in `coupled.verify`.
 
     Raises AlulaError for a tree with sampled children whose parent's proposal is missing.
     """
-    return run(logits_RV, trees, plan, _decide, argmax=argmax, masks=masks)
+    return run(logits_RV, trees, plan, _decide, argmax=argmax)
 
 
 def _decide(shaped_BV: FloatArray, walks: Sequence[Walk]) -> list[tuple[int, int | None]]:

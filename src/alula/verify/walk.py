@@ -8,7 +8,7 @@ Shape suffixes: R rows of all trees in plan order, B sequences still walking, V 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Argmax = Callable[["torch.Tensor"], "torch.Tensor"]
 """fp32 [R, V] -> int64 [R], the lowest id of equals."""
-PathMask = Callable[[tuple[int, ...]], "torch.Tensor | None"]
-"""Tokens below the root -> ids allowed next (see `Context.mask`)."""
 Decide = Callable[[FloatArray, "Sequence[Walk]"], "list[tuple[int, int | None]]"]
 """Shaped logits [B, V] of the walks' nodes -> per walk the emitted token, and the child that carries it, if any."""
 
@@ -40,7 +38,6 @@ class Walk:
         "first_row",
         "is_open",
         "logprobs",
-        "mask",
         "node",
         "path",
         "sequence",
@@ -49,8 +46,8 @@ class Walk:
         "tree",
     )
 
-    def __init__(self, item: PlanItem, tree: DraftTree, first_row: int, mask: PathMask | None) -> None:
-        self.sequence, self.tree, self.first_row, self.mask = item.sequence, tree, first_row, mask
+    def __init__(self, item: PlanItem, tree: DraftTree, first_row: int) -> None:
+        self.sequence, self.tree, self.first_row = item.sequence, tree, first_row
         self.shaper = Shaper(item.sequence)
         self.node, self.checked, self.is_open = 0, 0, True
         self.path: list[int] = []
@@ -69,8 +66,13 @@ class Walk:
     @property
     def is_plain(self) -> bool:
         """Greedy on the model's own logits, with nothing to report: an argmax per row is all it takes."""
-        params = self.sequence.params
-        return params.is_greedy and not params.shapes_logits and params.logprobs is None and self.mask is None
+        params, free = self.sequence.params, self.sequence.grammar is None
+        return free and params.is_greedy and not params.shapes_logits and params.logprobs is None
+
+    def mask(self) -> torch.Tensor | None:
+        """Ids that the sequence's grammar allows after the path; None allows all."""
+        grammar = self.sequence.grammar
+        return None if grammar is None else grammar.mask(self.tokens)
 
     def child_with(self, token: int) -> int | None:
         for child in self.children:
@@ -153,10 +155,9 @@ def run(
     decide: Decide,
     *,
     argmax: Argmax | None = None,
-    masks: Mapping[int, PathMask] | None = None,
 ) -> list[Verdict | None]:
-    """Verdicts aligned with the plan. masks: per sequence id, where a grammar restricts its paths."""
-    walks = _begin(len(logits_RV), trees, plan, masks or {})
+    """Verdicts aligned with the plan."""
+    walks = _begin(len(logits_RV), trees, plan)
     rows = LogitRows(logits_RV)
     going = [walk for walk in walks if walk is not None]
     if going and all(walk.is_plain for walk in going):
@@ -170,9 +171,7 @@ def run(
     return [None if walk is None else walk.verdict() for walk in walks]
 
 
-def _begin(
-    row_count: int, trees: Sequence[DraftTree | None], plan: StepPlan, masks: Mapping[int, PathMask]
-) -> list[Walk | None]:
+def _begin(row_count: int, trees: Sequence[DraftTree | None], plan: StepPlan) -> list[Walk | None]:
     walks: list[Walk | None] = []
     first_row = 0
     for item, tree in zip(plan.items, trees, strict=True):
@@ -181,7 +180,7 @@ def _begin(
         if tree is None:
             walks.append(None)
             continue
-        walks.append(Walk(item, tree, first_row, masks.get(item.sequence.id)))
+        walks.append(Walk(item, tree, first_row))
         first_row += len(tree)
     if first_row != row_count:
         raise AlulaError(f"logits have {row_count} rows: give one per tree node, {first_row} here")
@@ -218,9 +217,7 @@ def _advance(rows: LogitRows, walks: Sequence[Walk], decide: Decide) -> None:
 
 def _shape(rows_BV: FloatArray, walks: Sequence[Walk]) -> tuple[list[Walk], FloatArray]:
     """Shapes the rows in place; the walks that go on, and their rows."""
-    masks: list[torch.Tensor | None] = []
-    for walk in walks:
-        masks.append(None if walk.mask is None else walk.mask(tuple(walk.tokens)))
+    masks = [walk.mask() for walk in walks]
     errors = shape_rows(rows_BV, [walk.shaper for walk in walks], [walk.tokens for walk in walks], masks)
     for walk, error in zip(walks, errors, strict=True):
         if error is not None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from alula.config import AlulaError
 from alula.draft.dialects import read_head, save_official
-from alula.model.decoder import FINAL
+from alula.kernels.stack import FINAL
 from alula.train.batch import Batch, make_batch
 from alula.train.branches import HeadBranches
 from alula.train.checkpoint import check_sizes, serving_config

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from alula.config import AlulaError
 from alula.draft.medusa_files import MedusaConfig, read_medusa, save_medusa
-from alula.model.decoder import FINAL
+from alula.kernels.stack import FINAL
 from alula.train.batch import Batch
 from alula.train.data import Conversation
 from alula.train.features import FeatureTarget

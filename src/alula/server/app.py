@@ -1,0 +1,133 @@
+"""The HTTP interface: routes, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from alula.engine.engine import Engine
+from alula.sequence import LogitsProcessor
+from alula.server.bridge import Bridge
+from alula.server.config import ServerConfig
+from alula.server.engine_metrics import EngineCollector
+from alula.server.errors import ApiError
+from alula.server.gate import REQUEST_ID, Gate, Keys
+from alula.server.metrics import Metrics
+from alula.server.routes import add_routes
+from alula.server.service import Service, alula_version, fingerprint, load_processors, read_defaults
+
+
+def build_app(
+    engine: Engine, config: ServerConfig, *, processors: Mapping[str, LogitsProcessor] | None = None
+) -> FastAPI:
+    """An app that serves the engine; its thread starts and ends with the app. `app.state.service` is what it runs on.
+
+    processors: by name, besides those that `config.logits_processor` names.
+    Raises AlulaError for settings that cannot be met.
+    """
+    names = config.served_model_name or (engine.model.name,)
+    metrics = Metrics(names[0], max_tags=config.max_tags)
+    capacity = engine.config.max_num_seqs + config.max_waiting
+    bridge = Bridge(engine, metrics, capacity=capacity, stall_s=config.stall_s)
+    metrics.watch(EngineCollector(bridge, names[0]))
+    service = Service(
+        bridge=bridge,
+        config=config,
+        names=names,
+        defaults=read_defaults(engine.model.checkpoint.folder) if config.generation_config else {},
+        processors=load_processors(config.logits_processor) | dict(processors or {}),
+        fingerprint=fingerprint(engine),
+        created=int(time.time()),
+    )
+    app = App(
+        title="alula",
+        version=alula_version(),
+        lifespan=partial(_lifespan, bridge),
+        middleware=_middleware(config, metrics),
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    add_routes(app, service, metrics)
+    _add_errors(app)
+    return app
+
+
+class App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Without FastAPI's own 422: here a body that does not fit is a 400."""
+        document = super().openapi()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        return document
+
+
+@asynccontextmanager
+async def _lifespan(bridge: Bridge, app: FastAPI) -> AsyncIterator[None]:
+    bridge.start()
+    yield
+    await bridge.stop()
+
+
+def _middleware(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
+    gate = Middleware(
+        Gate,
+        Keys(config.keys()),
+        metrics.answered,
+        max_body=1024 * config.max_body_kib,
+        metrics_open=config.metrics_without_key,
+    )
+    if not config.cors_origins:
+        return [gate]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(config.cors_origins),
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID],
+    )
+    return [cors, gate]
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def refused(http: HttpRequest, error: ApiError) -> Response:
+        http.state.facts["error"] = error.message
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(http: HttpRequest, error: RequestValidationError) -> Response:
+        return await refused(http, _as_api_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def plain(http: HttpRequest, error: HTTPException) -> Response:
+        told = ApiError(error.status_code, str(error.detail), headers=error.headers)
+        return await refused(http, told)
+
+    @app.exception_handler(Exception)
+    async def broken(http: HttpRequest, error: Exception) -> Response:
+        told = ApiError(500, f"the server failed on this request ({type(error).__name__})", code="internal_error")
+        return JSONResponse(told.body(), told.status)
+
+
+def _as_api_error(errors: list[dict[str, Any]] | Any) -> ApiError:
+    """The first of pydantic's complaints, as a sentence about its field."""
+    first = errors[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    field = where[0] if where else None
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{'.'.join(where)} is not supported here: leave it out", param=field)
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return ApiError(400, f"{'.'.join(where) or 'the body'}: {message}", param=field)

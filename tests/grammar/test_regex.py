@@ -1,0 +1,84 @@
+"""Regular expressions mean what they mean elsewhere, or are refused."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alula.config import AlulaError
+from alula.grammar import Grammars
+from alula.structured import StructuredOutputsParams
+from tests.grammar.support import fits, walk
+
+REFUSED = {
+    r"a^b": "anchor",
+    r"a$b": "anchor",
+    r"x(a|^b)": "anchor",
+    r"(?=a)b": "not supported",
+    r"(?<!a)b": "not supported",
+    r"(?i)a": "not supported",
+    r"(?P<n>a)": "not supported",
+    r"(?>a)": "not supported",
+    r"(a)\1": "spell out",
+    r"\Aa\Z": "spell out",
+    r"[\h]": "spell out",
+    r"\ba": "spell out",
+    r"(a": "not closed",
+    r"a{3,1}": "larger than",
+    r"*a": "cannot be compiled",
+    "(" * 17 + "a" + ")" * 17: "deep",
+}
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_what_would_be_misread_is_refused(made: Grammars, pattern: str) -> None:
+    with pytest.raises(AlulaError, match=r"structured_outputs\.regex") as caught:
+        made.compile(StructuredOutputsParams(regex=pattern))
+    assert REFUSED[pattern] in str(caught.value)
+
+
+def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.lists(parts, min_size=1, max_size=3).map("".join),
+        st.lists(parts, min_size=2, max_size=3).map(lambda p: "(?:" + "|".join(p) + ")"),
+        st.tuples(parts, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "*?"])).map(lambda p: f"(?:{p[0]}){p[1]}"),
+    )
+
+
+ATOMS = st.sampled_from(
+    [
+        "a",
+        "b",
+        "é",
+        "日",
+        ".",
+        "[ab]",
+        "[^a]",
+        "[a-c]",
+        r"\.",
+        r"\d",
+        r"[\w-]",
+        r"\n",
+        r"\x41",
+        r"\u0062",
+        r"[^\x41-\x43]",
+    ]
+)
+PATTERNS = st.recursive(ATOMS, joined, max_leaves=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(pattern=PATTERNS, anchors=st.sampled_from(["{}", "^{}$", "(?:^{}$)"]), seed=st.integers(0, 1000))
+def test_random_patterns_match_as_elsewhere(made: Grammars, pattern: str, anchors: str, seed: int) -> None:
+    pattern = anchors.format(f"(?:{pattern})")
+    compiled, rng = made.compile(StructuredOutputsParams(regex=pattern)), random.Random(seed)
+    python = re.compile(re.sub(r"(?<!\\)\.", r"[^\\r\\n]", pattern), re.ASCII)
+    for _ in range(4):
+        text = walk(made.state(compiled), rng, limit=60)
+        assert text is None or python.fullmatch(text.decode())
+    for text in ("", "a", "b", "é", "日", "ab", "aa", "abb", "é日", "A", "\n", ".", "-", "9b", "aba", "bbbb"):
+        assert fits(compiled, text) == bool(python.fullmatch(text)), text
