@@ -73,6 +73,7 @@ def test_train_shows_the_fields_of_its_config(capsys: pytest.CaptureFixture[str]
         (["--served.sets", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--data", "nowhere.jsonl"], "data file nowhere.jsonl does not exist"),
         (["--start-from", "nowhere"], "start_from: nowhere is no folder"),
+        (["--fsdp"], "fsdp is on and there is one process"),
     ],
 )
 def test_train_finds_bad_values_at_once(
@@ -86,7 +87,7 @@ def test_train_finds_bad_values_at_once(
         code = int(ended.code or 0)
     told = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert code == 2 and sentence in told, told
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.rglob("*.*"))
 
 
 def test_train_tells_its_mistakes_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

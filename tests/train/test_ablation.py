@@ -25,7 +25,11 @@ class Heard:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.said: list[str] = []
         self.tokens = 0
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
 
     def begin(self, what: str, tokens: int) -> None:
         self.begun.append(what)

@@ -171,6 +171,13 @@ def test_what_is_the_targets_stays_and_is_not_saved(
     assert not shared & {tensor.data_ptr() for tensor in running.method.module.state_dict().values()}
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_later_guesses_weigh_less(kind: str, target: LoadedModel, data: list[Conversation]) -> None:
+    running = new_trainer(OPTIONS[kind], target, data)
+    made = running.method.losses(batch_of(running, data), torch.Generator())
+    assert [(loss.name, loss.weight) for loss in made] == [(f"loss_{i}", pytest.approx(0.8**i)) for i in range(3)]
+
+
 def test_bf16_products_give_nearly_the_same_losses(
     options: MethodOptions, target: LoadedModel, data: list[Conversation]
 ) -> None:

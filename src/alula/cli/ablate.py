@@ -83,6 +83,9 @@ class _Bar:
     ) -> None:
         self._progress.stop()
 
+    def say(self, sentence: str) -> None:
+        self._progress.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
     def begin(self, what: str, tokens: int) -> None:
         self._progress.update(self._task, description=what, total=tokens, completed=0)
 

@@ -28,7 +28,7 @@ class ModelOptions:
     """Built-in name (smollm2), Hugging Face folder or hub id, or GGUF file."""
     drafter: str = "auto"
     """What proposes tokens: auto (the head shipped for the model, else ngram), none, ngram, or the path of an
-    EAGLE head or of a smaller model with the same tokenizer."""
+    EAGLE head, of Medusa heads or of a smaller model with the same tokenizer."""
     rule: Literal["coupled", "rejection"] = "coupled"
     """How drafts are verified: coupled keeps the text of plain decoding, rejection its distribution."""
     nodes: int = 6

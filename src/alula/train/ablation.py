@@ -89,6 +89,9 @@ class Result:
 class Watcher(Protocol):
     """Somebody who watches a long table being made."""
 
+    def say(self, sentence: str) -> None:
+        """One line: about the data, or the disk that features need."""
+
     def begin(self, what: str, tokens: int) -> None:
         """A head is about to learn so many tokens."""
 
@@ -112,7 +115,7 @@ def run_ablation(name: str, config: AblationConfig, watcher: Watcher) -> list[Re
     made = {(result.arm, result.seed) for result in results}
     # Seed by seed, so that a first full table is there early.
     jobs = [(arm, seed) for seed in config.seeds for arm in ARMS[name](config.head) if (arm.name, seed) not in made]
-    bench = _Bench(config, model) if jobs else None
+    bench = _Bench(config, model, watcher) if jobs else None
     for number, (arm, seed) in enumerate(jobs, start=1):
         assert bench is not None
         watcher.begin(f"{arm.name}, seed {seed} ({number} of {len(jobs)})", config.recipe.total_tokens)
@@ -124,9 +127,9 @@ def run_ablation(name: str, config: AblationConfig, watcher: Watcher) -> list[Re
 class _Bench:
     """The data and features that all heads of a table share."""
 
-    def __init__(self, config: AblationConfig, model: LoadedModel) -> None:
+    def __init__(self, config: AblationConfig, model: LoadedModel, watcher: Watcher) -> None:
         found = read_conversations(
-            config.data, max_tokens=config.max_tokens, tokenizer=model.tokenizer, tell=lambda sentence: None
+            config.data, max_tokens=config.max_tokens, tokenizer=model.tokenizer, tell=watcher.say
         )
         self._train, held = split_held_out(found, one_in=config.held_out_one_in)
         self._held = held[: config.evaluated]
@@ -143,7 +146,7 @@ class _Bench:
             folder=config.output / "features",
             identity={"weights": model.weights_hash},
         )
-        self._store.prepare([*self._train, *self._held], lambda sentence: None)
+        self._store.prepare([*self._train, *self._held], watcher.say)
 
     def train(self, arm: Arm, seed: int, watcher: Watcher) -> Result:
         """One head from its start values to its figures."""

@@ -120,7 +120,7 @@ class TrainConfig:
     answer_tokens: int = 300_000
     """How many answer tokens the target writes when no data is given."""
     max_tokens: int = 1024
-    """Longer conversations are cut here."""
+    """Longer conversations are cut here, or at the model's context limit."""
     held_out_one_in: int = 24
     """One conversation in so many is kept for evaluation."""
     evaluated: int = 24

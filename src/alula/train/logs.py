@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from alula.config import AlulaError
 from alula.train.files import write_text
 
 Entry = Mapping[str, Any]
@@ -18,7 +17,6 @@ class RunLog:
 
     step: the step the run goes on from. Lines of later steps, written by a run that was cut before its next
     checkpoint, are dropped, since these steps come again.
-    Raises AlulaError where ``tensorboard`` is wanted and not installed.
     """
 
     def __init__(self, folder: Path, *, step: int, tensorboard: bool) -> None:
@@ -61,10 +59,8 @@ class _Board:
     """The same figures as TensorBoard scalars."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise AlulaError("tensorboard is not installed: pip install tensorboard, or leave it out") from None
+        from torch.utils.tensorboard.writer import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add(self, entry: Entry) -> None:

@@ -76,9 +76,9 @@ def teacher(hidden_MD: Tensor, rows_CD: Tensor, candidates: int, generator: torc
     """``candidates``: how many ids to keep, 0 for all; see `choose_candidates`."""
     probabilities_MC = target_distribution(hidden_MD, rows_CD)
     chosen = choose_candidates(probabilities_MC, candidates, generator)
-    probabilities_MC = probabilities_MC[:, chosen.ids_N]
-    probabilities_MC = probabilities_MC / probabilities_MC.sum(-1, keepdim=True)
-    return Teacher(chosen.ids_N, probabilities_MC, chosen.correction_N)
+    probabilities_MN = probabilities_MC[:, chosen.ids_N]
+    probabilities_MN /= probabilities_MN.sum(-1, keepdim=True)
+    return Teacher(chosen.ids_N, probabilities_MN, chosen.correction_N)
 
 
 def soft_cross_entropy(

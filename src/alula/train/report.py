@@ -40,16 +40,13 @@ class Report:
         if self._speaks:
             self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
-    def opening(
-        self,
-        trainer: Trainer,
-        train: Sequence[Conversation],
-        held: Sequence[Conversation],
-        facts: Mapping[str, Any],
-    ) -> None:
-        """What is about to be trained, on what."""
+    def data(self, train: Sequence[Conversation], held: Sequence[Conversation]) -> None:
+        """What there is to learn from."""
         tokens = sum(len(c.learned) for c in train)
         self.say(f"data: {len(train)} conversations with {tokens} learned tokens, {len(held)} held out")
+
+    def opening(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        """What is about to be trained."""
         if "draft_vocabulary" in facts:
             known = facts["draft_vocabulary"]
             coverage = known["held_out_coverage"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,7 @@ def run(config: TrainConfig, watching: Watching = lambda: nullcontext(Watch())) 
     _check_files(config)
     config.output.mkdir(parents=True, exist_ok=True)
     with joined() as processes, Report(processes.rank == 0) as report:
-        if config.fsdp and processes.count < 2:
-            raise AlulaError("fsdp is on and there is one process: start several with torchrun, or leave it out")
+        _check_processes(config, processes.count)
         model = load_model(config.model, dtype=config.dtype)
         settings = settings_of(config, model.weights_hash)
         check_names(config.change, settings)
@@ -65,6 +65,17 @@ def _check_files(config: TrainConfig) -> None:
         read_prompts(name, config.served.prompts)
     if config.start_from is not None and not config.start_from.is_dir():
         raise AlulaError(f"start_from: {config.start_from} is no folder: give that of a head")
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise AlulaError("tensorboard is not installed: pip install alula[train], or leave it out")
+
+
+def _check_processes(config: TrainConfig, count: int) -> None:
+    if config.fsdp and count < 2:
+        raise AlulaError("fsdp is on and there is one process: start several with torchrun, or leave it out")
+    if config.recipe.accumulate % count:
+        raise AlulaError(
+            f"recipe.accumulate is {config.recipe.accumulate}: give a multiple of the number of processes, {count}"
+        )
 
 
 def _write_data(config: TrainConfig, model: LoadedModel, watching: Watching) -> Path:
@@ -91,13 +102,14 @@ class _Assembly:
         train, held = self._read(self._report.say)
         if not train:
             raise AlulaError("data holds no conversation with an answer to train on: give more of it")
+        self._report.data(train, held)
         store = self._store()
         self._prepare(store, train)
         setting = Setting(self._model, store, train, self._config.seed)
         method = self._method(setting, state)
         trainer = self._trainer(setting, method, state)
         facts = method.facts(held)
-        self._report.opening(trainer, train, held, facts)
+        self._report.opening(trainer, facts)
         keeper = self._keeper(trainer, method, held, settings, facts) if self._processes.rank == 0 else None
         throughput = measure(method, setting.store, train, self._config.recipe, self._model.config)
         self._report.say(throughput.sentence())
@@ -119,9 +131,8 @@ class _Assembly:
 
     def _read(self, tell: Callable[[str], None]) -> tuple[list[Conversation], list[Conversation]]:
         """(training, held out)"""
-        found = read_conversations(
-            self._files, max_tokens=self._config.max_tokens, tokenizer=self._model.tokenizer, tell=tell
-        )
+        limit = min(self._config.max_tokens, self._model.decoder.max_positions)
+        found = read_conversations(self._files, max_tokens=limit, tokenizer=self._model.tokenizer, tell=tell)
         return split_held_out(found, one_in=self._config.held_out_one_in)
 
     def _store(self) -> FeatureStore:
@@ -146,6 +157,7 @@ class _Assembly:
         made: list[Method] = []
 
         def begin() -> dict[str, Any]:
+            self._report.say("making start values from the first conversations")
             made.append(making.fresh(setting) if start is None else making.continued(setting, start))
             return _saved(made[0])
 
