@@ -149,27 +149,29 @@ def test_the_drain_has_a_limit(tiny: LoadedModel) -> None:
 
 @pytest.mark.slow
 def test_sigterm_ends_the_command(tiny_folder: Path) -> None:
-    """`alula serve` in a process of its own: it says where it listens, drains, and exits with 0."""
+    """`alula serve` in a process of its own: it drains, hurries if told twice, and exits with 0."""
     command = [sys.executable, "-m", "alula", "serve", "--model", str(tiny_folder), "--dtype", "fp32", "--port", "0"]
-    command += ["--kv-cache-mib", "8", "--drain-s", "1", "--log-format", "json", "--served-model-name", "tiny"]
+    command += ["--kv-cache-mib", "8", "--drain-s", "60", "--log-format", "json", "--served-model-name", "tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_env()) as process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
         url = line.split()[-1]
         assert line.startswith("alula serves tiny at http://127.0.0.1:")
-        wait_for(lambda: _is_up(url), 60)
         with httpx.stream(
             "POST", f"{url}/v1/completions", json=ENDLESS | {"stream": True, "n": 8}, timeout=60
         ) as reply:
             lines = reply.iter_lines()
             assert next(lines).startswith("data: ")
             process.send_signal(signal.SIGTERM)
+            wait_for(lambda: not _takes_requests(url))
+            assert '"finish_reason":null' in next(line for line in lines if line)
+            process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         errors = process.stderr.read()
         assert process.wait(60) == 0
     logged = [json.loads(line) for line in errors.splitlines()]
     done = next(entry for entry in logged if entry.get("path") == "/v1/completions")
-    assert (done["status"], len(done["finish"])) == (200, 8)
+    assert (done["status"], done["finish"]) == (200, ["abort"] * 8)
     assert "hello" not in errors
 
 
@@ -177,7 +179,7 @@ def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def _is_up(url: str) -> bool:
+def _takes_requests(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:

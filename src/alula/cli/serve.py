@@ -35,8 +35,8 @@ class Serve(ServerConfig, ModelOptions):
             set_up_logs(self.log_format)
             app = build_app(self._engine(engine_config), config)
             host, port = taken.getsockname()[:2]
-            print(f"alula serves {app.state.service.names[0]} at http://{host}:{port}", flush=True)
-            serve(app, config, taken)
+            name = app.state.service.names[0]
+            serve(app, config, taken, lambda: print(f"alula serves {name} at http://{host}:{port}", flush=True))
         return 0
 
     def _engine(self, config: EngineConfig) -> Engine:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -33,8 +32,9 @@ def bind(config: ServerConfig) -> socket.socket:
     return taken
 
 
-def serve(app: FastAPI, config: ServerConfig, taken: socket.socket) -> None:
-    """Returns after SIGTERM or SIGINT, once requests have ended; a second signal ends them at once."""
+def serve(app: FastAPI, config: ServerConfig, taken: socket.socket, ready: Callable[[], None]) -> None:
+    """Calls `ready` once requests are taken. Returns after SIGTERM or SIGINT, when the running requests have ended; a
+    second signal ends them at once."""
     settings = uvicorn.Config(
         app,
         log_config=None,
@@ -42,14 +42,17 @@ def serve(app: FastAPI, config: ServerConfig, taken: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=int(config.drain_s + _LAST_WORDS_S) + 1,
     )
-    DrainingServer(settings, app.state.service.bridge, config.drain_s).run([taken])
+    DrainingServer(settings, app.state.service.bridge, config.drain_s, ready).run([taken])
 
 
 class DrainingServer(uvicorn.Server):
     """New requests get 503 from the first signal on, and running ones end with what they have after drain_s."""
 
-    def __init__(self, settings: uvicorn.Config, bridge: Bridge, drain_s: float) -> None:
+    def __init__(
+        self, settings: uvicorn.Config, bridge: Bridge, drain_s: float, ready: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(settings)
+        self._ready = ready
         self._bridge = bridge
         self._drain_s = drain_s
 
@@ -59,12 +62,9 @@ class DrainingServer(uvicorn.Server):
         self._bridge.draining = True
         self.should_exit = True
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the process does not end by the signal that it has obeyed."""
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._bridge.draining = True
