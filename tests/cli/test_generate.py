@@ -118,18 +118,28 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_only(tiny_folder: Path) -> None:
     command = [sys.executable, "-m", "alula", "chat", "--model", str(tiny_folder), "--dtype", "fp32", "--ignore-eos"]
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "dumb"}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        shown = _until(ours, b"> ")
-        assert b"/reset starts anew" in shown
-        os.write(ours, b"hello\n")
-        _until(ours, b"hello\r\n")
-        os.read(ours, 1)  # the answer has begun
-        process.send_signal(signal.SIGINT)
-        assert b"[stopped]" in _until(ours, b"> ")
-        os.write(ours, b"/exit\n")
-        assert process.wait(60) == 0
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, preexec_fn=_heed_ctrl_c
+    ) as process:
+        try:
+            os.close(theirs)
+            shown = _until(ours, b"> ")
+            assert b"/reset starts anew" in shown
+            os.write(ours, b"hello\n")
+            _until(ours, b"hello\r\n")
+            os.read(ours, 1)  # the answer has begun
+            process.send_signal(signal.SIGINT)
+            assert b"[stopped]" in _until(ours, b"> ")
+            os.write(ours, b"/exit\n")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
     os.close(ours)
+
+
+def _heed_ctrl_c() -> None:
+    """A shell without job control has its background jobs ignore SIGINT, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _until(terminal: int, wanted: bytes) -> bytes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from alula.train.trainer import Trainer
 from alula.train.vocabulary import DraftVocabulary
 from tests.train.support import DRAFT, SIZES, VOCAB, FakeTarget, batch, conversations, eagle3, store, vocabulary
 
+T = TypeVar("T")
 RECIPE = Recipe(total_tokens=4000, tokens_per_batch=40, warmup_tokens=100, matrix_rate=0.02)
 OPTIONS = Eagle3Options(steps=3, chain_fraction=0.5, candidates=20)
 
@@ -69,6 +70,12 @@ class Dealt:
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
         self.gradients: list[Tensor] = []
+
+    def agree(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def meet(self) -> None:
+        """The test runs them one after the other."""
 
     def add(self, parameters: Sequence[torch.nn.Parameter], figures: Tensor) -> None:
         self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]

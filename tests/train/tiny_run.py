@@ -55,6 +55,7 @@ def tiny_run(folder: Path, model: Path, **changes: Any) -> TrainConfig:
         method=Eagle3Options(steps=3, draft_vocab_size=24, intermediate_size=32),
         held_out_one_in=5,
         dtype="float32",
+        threads=1,  # as in the process of its own, or last bits differ
         evaluate_minutes=60.0,
         served=Served(held_out=0, prompts=0, tokens=12, nodes=6, depth=3, branch=2, kv_cache_mib=8),
         recipe=Recipe(total_tokens=450, tokens_per_batch=40, warmup_tokens=40, matrix_rate=0.02),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from alula.kernels import _native
-from alula.kernels.checks import check_attention_width, check_layer, check_rows, check_same
+from alula.kernels.checks import check_attention_width, check_layer, check_rows, check_same, check_slots
 from alula.kernels.stack import Hidden, Layer, Stack
 
 if TYPE_CHECKING:
@@ -125,10 +125,7 @@ class FusedStack:
             check_attention_width(cache, self._groups, self._head_dim)
             if cache.keys.dtype != caches[0].keys.dtype:
                 raise ValueError("caches have several dtypes: give one")
-            if resolved.highest_slot >= len(cache.keys):
-                raise ValueError(
-                    f"slot {resolved.highest_slot} is outside the cache of {len(cache.keys)}: widen the cache"
-                )
+            check_slots(resolved.highest_slot, cache)
 
 
 def _norms(layer: Layer) -> tuple[torch.Tensor | None, ...]:

@@ -21,6 +21,7 @@ from alula.kernels.checks import (
     check_residual,
     check_rope,
     check_rows,
+    check_slots,
     check_weight,
     check_where,
 )
@@ -180,7 +181,7 @@ class NativeKernels:
     ) -> torch.Tensor:
         check_rope(qkv_TF, layer, where, rope, heads)
         resolved = self._resolved(where)
-        _check_slots(resolved, layer)
+        check_slots(resolved.highest_slot, layer)
         if resolved.highest_position >= len(rope.cos_MK):
             raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")
         rows, (_, groups, head_dim) = len(qkv_TF), layer.keys.shape
@@ -240,7 +241,7 @@ class NativeKernels:
         check_attention(q_THK, layer, where, window, softcap)
         q_THK = q_THK.contiguous()
         resolved = self._resolved(where)
-        _check_slots(resolved, layer)
+        check_slots(resolved.highest_slot, layer)
         y_THK = torch.empty_like(q_THK)
         self.level.attention(
             resolved,
@@ -288,16 +289,8 @@ class NativeKernels:
     def softcap(self, x_RV: torch.Tensor, cap: float) -> torch.Tensor:
         check_rows("x", x_RV, x_RV.shape[-1])
         y_RV = torch.empty_like(x_RV, memory_format=torch.contiguous_format)
-        self.level.softcap(
-            x_RV.data_ptr(),
-            x_RV.stride(0),
-            x_RV.dtype == BF16,
-            y_RV.data_ptr(),
-            x_RV.shape[0],
-            x_RV.shape[1],
-            cap,
-            torch.get_num_threads(),
-        )
+        x, threads = (x_RV.data_ptr(), x_RV.stride(0), x_RV.dtype == BF16), torch.get_num_threads()
+        self.level.softcap(*x, y_RV.data_ptr(), len(x_RV), x_RV.shape[1], cap, threads)
         return y_RV
 
     def argmax(self, x_RV: torch.Tensor) -> torch.Tensor:
@@ -336,11 +329,6 @@ class NativeKernels:
 def _rows_of(x: torch.Tensor) -> tuple[int, int, int, int]:
     """Address, stride, rows, width."""
     return x.data_ptr(), x.stride(0), x.shape[0], x.shape[1]
-
-
-def _check_slots(where: _native.Where, layer: KVLayer) -> None:
-    if where.highest_slot >= len(layer.keys):
-        raise ValueError(f"slot {where.highest_slot} is outside the cache of {len(layer.keys)}: widen the cache")
 
 
 def _is_bf16(x: torch.Tensor) -> bool:
