@@ -37,7 +37,14 @@ def run_alula(arguments: argparse.Namespace) -> dict[str, Any]:
     from alula.tree import TreeShape
 
     config = EngineConfig(shape=TreeShape(nodes=arguments.chain + 1, depth=arguments.chain, branch=1))
-    llm = LLM(arguments.target, arguments.head, config=config, threads=arguments.threads, allow_unverified_head=True)
+    llm = LLM(
+        arguments.target,
+        arguments.head,
+        dtype=arguments.dtype,
+        config=config,
+        threads=arguments.threads,
+        allow_unverified_head=True,
+    )
     texts = [text for path in arguments.prompts for text in read_prompts(path, arguments.limit)]
     params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True)
     results = []
@@ -58,7 +65,7 @@ def run_vllm(arguments: argparse.Namespace) -> dict[str, Any]:
     drafting = {"method": "eagle3", "model": arguments.head, "num_speculative_tokens": like["chain"]}
     llm = LLM(
         arguments.target,
-        dtype="bfloat16",
+        dtype=arguments.dtype,
         enforce_eager=True,
         max_model_len=2048,
         max_num_seqs=1,
@@ -125,6 +132,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128, help="tokens per prompt (alula)")
     parser.add_argument("--chain", type=int, default=3, help="drafted tokens per step (alula)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (alula)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of both models")
     parser.add_argument("--like", type=Path, help="the file of the first run (vllm)")
     parser.add_argument("--output", required=True, type=Path, help="JSON file to write")
     arguments = parser.parse_args()

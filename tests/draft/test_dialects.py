@@ -252,6 +252,7 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[Weights], Any], str]] = {
     "negative size": ({"hidden_size": -1}, lambda w: None, "hidden_size"),
     "missing size": ({"intermediate_size": None}, lambda w: None, "intermediate_size"),
     "flag that is none": ({"norm_output": "yes"}, lambda w: None, "norm_output"),
+    "two norms of the taps": ({"fc_norm": True, "norm_before_fc": True}, lambda w: None, "both true"),
     "unused flag": ({"fc_norm": True}, lambda w: None, "fc_norm"),
     "taps that are none": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "2"}}, lambda w: None, "list of"),
     "count of taps": ({"num_aux_hidden_states": 4}, lambda w: None, "num_aux_hidden_states"),

@@ -54,5 +54,5 @@ def _told(done: Converted, dest: Path) -> str:
     if done.head.left_out:
         lines.append(f"  left out, being the target's: {', '.join(done.head.left_out)}")
     if done.layout == "speculators" and done.verifier is None:
-        lines.append("  no target is named: give --verifier to serve the head by its folder alone")
+        lines.append("  no target is named, which the speculators library wants: give --verifier")
     return "\n".join(lines)

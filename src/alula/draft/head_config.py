@@ -145,6 +145,8 @@ def read_head_config(raw: Mapping[str, Any], kind: HeadKind, *, nested_inputs: b
     for key, values in _FIXED.items():
         if key in flat and flat[key] not in values and not _window_unused(key, flat):
             raise AlulaError(f"{key} is {flat[key]!r} in the head's config.json: only {values[0]!r} is supported")
+    if (_flag(flat, "fc_norm") or _flag(flat, "use_aux_norm")) and _flag(flat, "norm_before_fc"):
+        raise AlulaError("fc_norm and norm_before_fc are both true in the head's config.json: set the one it has")
     hidden = _whole(flat, "hidden_size")
     heads = _whole(flat, "num_attention_heads")
     vocab = _whole(flat, "vocab_size")

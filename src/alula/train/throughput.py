@@ -15,9 +15,9 @@ from alula.train.data import Conversation
 from alula.train.features import FeatureStore
 from alula.train.methods.method import Method
 
-_SIZE = 768
-"""Of the square matrices that are multiplied: large enough for full speed, small enough for a slow core."""
-_SECONDS = 0.3
+_SIZE = 512
+"""Of the square matrices that are multiplied: nearly full speed, and many tries even on a busy core."""
+_SECONDS = 0.5
 """How long the ceiling is looked for."""
 
 
