@@ -11,8 +11,9 @@ _REPORTS = """
     a1 a3 a5 a7 a9 a11 a13
     b2 b4 b6 b8 b10 b12
     c1 c3 c5 c7
-    d2 d4 d5b d7 d9
-    e2 e4 e6 e8 e12 e14 e16 e18
+    d2 d4 d5b d7 d9 d11
+    e2 e4 e6 e8 e10 e12 e14 e16 e18
+    f2 f4 f6 f8
     h4 h12 h15
 """
 

@@ -7,7 +7,6 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from alula.config import AlulaError
 from alula.grammar import Grammars
 from alula.sequence import Sequence
 from alula.structured import StructuredOutputsParams
@@ -41,10 +40,10 @@ class Compiling:
             if not self._waiting[request_id][1]:
                 del self._waiting[request_id]
 
-    def take(self) -> tuple[list[Sequence], dict[int, AlulaError]]:
+    def take(self) -> tuple[list[Sequence], dict[int, str]]:
         """Samples that can run now, their grammars at the beginning; and why requests cannot, by request id."""
         ready: list[Sequence] = []
-        failed: dict[int, AlulaError] = {}
+        failed: dict[int, str] = {}
         for request_id in [key for key, (future, _) in self._waiting.items() if future.done()]:
             future, sequences = self._waiting.pop(request_id)
             error = future.exception()
@@ -52,10 +51,8 @@ class Compiling:
                 for sequence in sequences:
                     sequence.grammar = self._grammars.state(future.result())
                 ready += sequences
-            elif isinstance(error, AlulaError):
-                failed[request_id] = error
             else:
-                failed[request_id] = AlulaError(f"structured_outputs cannot be compiled ({error}): change it")
+                failed[request_id] = str(error)
         return ready, failed
 
     def wait(self, seconds: float) -> None:

@@ -251,7 +251,7 @@ class Engine:
         for sequence in ready:
             self.scheduler.add(sequence)
         for request_id, error in failed.items():
-            self._refused += self._refuse(request_id, str(error))
+            self._refused += self._refuse(request_id, error)
 
     def _refuse(self, request_id: int, error: str) -> list[TokenEvent]:
         output = self._known(request_id)

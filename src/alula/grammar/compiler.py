@@ -108,7 +108,9 @@ class Grammars:
         compiler = self._compiler
         try:
             return compiler.compile_grammar(self._grammar(wanted))
-        except RuntimeError as error:
+        except AlulaError:
+            raise
+        except Exception as error:  # noqa: BLE001 (a library in another language: most are RuntimeError, not all)
             reason = _reason(error)
             raise AlulaError(f"structured_outputs.{wanted.kind} cannot be compiled ({reason}): correct it") from None
 
@@ -136,10 +138,8 @@ class Grammars:
     @cached_property
     def _compiler(self) -> xgrammar.GrammarCompiler:
         """Reads the vocabulary on first use, which takes a while for a large one."""
-        try:
-            import xgrammar
-        except ImportError as error:
-            raise AlulaError(f"structured_outputs wants xgrammar ({error}): pip install xgrammar") from None
+        import xgrammar
+
         vocabulary = read_vocabulary(self._tokenizer, self._vocab_size, self._stop_ids)
         threads = max(1, (os.cpu_count() or 2) // 2)
         return xgrammar.GrammarCompiler(vocabulary, max_threads=threads, cache_enabled=False)
@@ -197,7 +197,7 @@ def _bytes_of(future: Future[xgrammar.CompiledGrammar]) -> int:
     return future.result().memory_size_bytes if done else 0
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """What the library says, without its time stamp and its place in the source."""
     text = " ".join(str(error).split())
     return re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", text)[:300].rstrip(".")
