@@ -171,6 +171,17 @@ def test_what_is_the_targets_stays_and_is_not_saved(
     assert not shared & {tensor.data_ptr() for tensor in running.method.module.state_dict().values()}
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_students_embedding_is_trained_only_if_asked_for(
+    target: LoadedModel, data: list[Conversation], trained: bool
+) -> None:
+    running = new_trainer(replace(OPTIONS["lm"], train_embedding=trained), target, data)
+    before = {name: p.detach().clone() for name, p in running.method.module.named_parameters()}
+    running.train_step()
+    moved = {name for name, p in running.method.module.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if trained or "embed" not in name}
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
 def test_later_guesses_weigh_less(kind: str, target: LoadedModel, data: list[Conversation]) -> None:
     running = new_trainer(OPTIONS[kind], target, data)
