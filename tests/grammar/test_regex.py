@@ -82,3 +82,8 @@ def test_random_patterns_match_as_elsewhere(made: Grammars, pattern: str, anchor
         assert text is None or python.fullmatch(text.decode())
     for text in ("", "a", "b", "é", "日", "ab", "aa", "abb", "é日", "A", "\n", ".", "-", "9b", "aba", "bbbb"):
         assert fits(compiled, text) == bool(python.fullmatch(text)), text
+
+
+def test_digits_after_a_code_are_characters_of_their_own(made: Grammars) -> None:
+    compiled = made.compile(StructuredOutputsParams(regex=r"\x41a\u00e9f[\x42c]"))
+    assert fits(compiled, "AaéfB") and fits(compiled, "Aaéfc") and not fits(compiled, "\u041aéfB")

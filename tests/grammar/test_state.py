@@ -91,6 +91,9 @@ def test_f6_nodes_below_a_finished_text_and_below_its_end(made: Grammars) -> Non
     assert allowed(state.mask(())) == allowed(state.mask([EOS, EOS])) == [EOS]
     state.advance([EOS])
     assert allowed(state.mask(())) == [EOS]
+    longer = made.state(made.compile(WANTED["choice"]))
+    longer.advance([*ids("yes"), EOS])
+    assert allowed(longer.mask(())) == [EOS]
 
 
 def test_f8_an_end_that_was_drafted_and_rejected_is_taken_back(made: Grammars) -> None:
