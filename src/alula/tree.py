@@ -23,11 +23,11 @@ FloatArray = NDArray[np.float32]
 class TreeShape:
     """Limits of one draft tree."""
 
-    nodes: int = 6
+    nodes: int = 4
     """Nodes with the root, so the number of rows verified."""
     depth: int = 2
     """Levels below the root; 0 drafts nothing."""
-    branch: int = 4
+    branch: int = 3
     """Children tried per node."""
 
     def __post_init__(self) -> None:

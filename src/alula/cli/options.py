@@ -31,11 +31,11 @@ class ModelOptions:
     EAGLE head, of Medusa heads or of a smaller model with the same tokenizer."""
     rule: Literal["coupled", "rejection"] = "coupled"
     """How drafts are verified: coupled keeps the text of plain decoding, rejection its distribution."""
-    nodes: int = 6
+    nodes: int = 4
     """Rows verified per step: the draft tree with its root."""
     depth: int = 2
     """Levels of the draft tree."""
-    branch: int = 4
+    branch: int = 3
     """Children tried per node."""
     dtype: Literal["bf16", "fp32", "bfloat16", "float32"] = "bf16"
     """Number format of weights, activations and cache."""
