@@ -44,8 +44,8 @@ def test_json_has_exactly_these_keys(tiny_folder: Path, capsys: pytest.CaptureFi
     assert stats["tree"] == {"nodes": 4, "depth": 2, "branch": 3}
     assert found["completion_tokens"] == len(found["token_ids"]) == 12
     assert found["finish_reason"] == "length"
-    # the target as its own drafter: every chain is right, so tokens come in long steps
-    assert stats["tau"] == 12 / stats["target_forwards"] > 2
+    # the target as its own drafter: the first child is always right, so a step commits two tokens at least
+    assert stats["tau"] == 12 / stats["target_forwards"] >= 2
     assert stats["extra_kv_bytes"] > 0 and stats["drafter_ms_per_level"] > 0
     assert stats["ttft_ms"] > 0 and stats["tpot_ms"] > 0 and stats["tokens_per_second"] > 0
 
