@@ -108,7 +108,7 @@ constexpr int64_t kFinalTap = -1;
 struct StackArgs {
     const StackLayer* layers;
     int64_t layer_count;
-    const void* final_norm;
+    const void* final_norm;  // null: none (pairs only)
     bool norm_bf16;
     void* residual;  // [rows, hidden]: the embedded tokens at first, then what every layer leaves
     void* final;     // [rows, hidden], after the final norm
@@ -126,6 +126,18 @@ struct StackArgs {
     int threads;
 };
 
+// One layer whose rows are pairs of a token and a state.
+struct PairArgs {
+    StackArgs stack;        // its single layer; rows: all of them; where: of the kept rows; final: the kept rows' result
+    const int64_t* tokens;  // per row
+    const void* embedding;  // [vocabulary, hidden]
+    const void* states;     // [rows, hidden]
+    const void* state_norm;
+    const int64_t* keep;  // numbers of the kept rows, or null for all
+    int64_t kept;
+    bool normed_residual;  // the layer's residual is the normed state
+};
+
 struct VocabularyArgs {
     const float* x;
     int64_t stride, rows, width;
@@ -141,6 +153,7 @@ struct Table {
     void (*rope)(const RopeArgs&);
     void (*attention)(const AttentionArgs&);
     void (*stack)(const StackArgs&);
+    void (*pair)(const PairArgs&);
     void (*softcap)(const Rows& x, void* y, int64_t rows, int64_t width, float cap, int threads);
     void (*argmax)(const VocabularyArgs&, int64_t* index);
     void (*topk)(const VocabularyArgs&, int64_t k, float* values, int64_t* index);

@@ -29,6 +29,7 @@ namespace {
 #include "attention.h"
 #include "rows.h"
 #include "stack.h"
+#include "pair.h"
 #include "vocabulary.h"
 }  // namespace
 
@@ -44,8 +45,8 @@ namespace {
 #endif
 
 const Table& ALULA_TABLE() {
-    static constexpr Table table{ALULA_NAME, pack,    linear, norm, gated,     rope, attention,
-                                 stack,      softcap, argmax, topk, logsumexp, softmax};
+    static constexpr Table table{ALULA_NAME, pack,    linear, norm,   gated, rope,      attention,
+                                 stack,      pair, softcap, argmax, topk,  logsumexp, softmax};
     return table;
 }
 

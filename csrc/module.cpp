@@ -202,20 +202,27 @@ class Stack {
     void run(const Where& where, Address residual, Address final, const std::vector<Address>& keys,
              const std::vector<Address>& values, bool kv_bf16, Address positions, Address slots,
              const std::vector<int64_t>& taps, Address features, int threads) const {
+        StackArgs args = arguments(where, keys, values, kv_bf16, positions, slots, threads);
+        args.residual = at<>(residual);
+        args.final = at<>(final);
+        args.taps = taps.data();
+        args.tap_count = int64_t(taps.size());
+        args.features = at<>(features);
+        args.rows = int64_t(where.count.size());
+        table_->stack(args);
+    }
+
+    // All but rows and results. The vectors must outlive it.
+    StackArgs arguments(const Where& where, const std::vector<Address>& keys, const std::vector<Address>& values,
+                        bool kv_bf16, Address positions, Address slots, int threads) const {
         StackArgs args = args_;
         args.layers = layers_.data();
         args.layer_count = int64_t(layers_.size());
-        args.residual = at<>(residual);
-        args.final = at<>(final);
         args.keys = reinterpret_cast<void* const*>(keys.data());
         args.values = reinterpret_cast<void* const*>(values.data());
         args.kv_bf16 = kv_bf16;
         args.positions = at<const int64_t>(positions);
         args.slots = at<const int64_t>(slots);
-        args.taps = taps.data();
-        args.tap_count = int64_t(taps.size());
-        args.features = at<>(features);
-        args.rows = int64_t(where.count.size());
         args.threads = threads;
         args.where = addressing(where);
         args.where.bf16 = args.bf16;
@@ -226,14 +233,64 @@ class Stack {
         args.where.scale = scale_;
         args.where.softcap = softcap_;
         args.where.threads = threads;
-        table_->stack(args);
+        return args;
     }
+
+    const Table* table() const { return table_; }
 
    private:
     const Table* table_;
     StackArgs args_{};
     std::vector<StackLayer> layers_;
     float scale_, softcap_;
+};
+
+// A layer over pairs of a token and a state, run by one call.
+class Pair {
+   public:
+    Pair(const Stack& stack, Address embedding, int64_t vocabulary, Address state_norm, bool normed_residual,
+         int64_t positions)
+        : stack_(stack),
+          embedding_(embedding),
+          state_norm_(state_norm),
+          vocabulary_(vocabulary),
+          positions_(positions),
+          normed_residual_(normed_residual) {}
+
+    void run(const Where& kept_where, Address tokens, Address states, Address final, Address keys, Address values,
+             bool kv_bf16, int64_t held, Address positions, Address slots, int64_t rows, Address keep, int64_t kept,
+             int threads) const {
+        check("token", at<const int64_t>(tokens), rows, vocabulary_);
+        check("position", at<const int64_t>(positions), rows, positions_);
+        check("slot", at<const int64_t>(slots), rows, held);
+        if (keep) check("kept row", at<const int64_t>(keep), kept, rows);
+        if (kept > rows) throw std::invalid_argument("more rows are kept than there are: name each once");
+        const std::vector<Address> all_keys{keys}, all_values{values};
+        PairArgs args{stack_.arguments(kept_where, all_keys, all_values, kv_bf16, positions, slots, threads),
+                      at<const int64_t>(tokens),
+                      at<>(embedding_),
+                      at<>(states),
+                      at<>(state_norm_),
+                      at<const int64_t>(keep),
+                      kept,
+                      normed_residual_};
+        args.stack.rows = rows;
+        args.stack.final = at<>(final);
+        stack_.table()->pair(args);
+    }
+
+   private:
+    static void check(const char* name, const int64_t* values, int64_t count, int64_t limit) {
+        for (int64_t i = 0; i < count; ++i)
+            if (values[i] < 0 || values[i] >= limit)
+                throw std::invalid_argument(std::string(name) + " " + std::to_string(values[i]) +
+                                            " is out of range: give 0 to " + std::to_string(limit - 1));
+    }
+
+    Stack stack_;
+    Address embedding_, state_norm_;
+    int64_t vocabulary_, positions_;
+    bool normed_residual_;
 };
 
 // Ask for large pages under memory not touched yet: a weight read once per token should not wait for page tables.
@@ -290,4 +347,8 @@ NB_MODULE(_native, m) {
                       uintptr_t, bool>())
         .def("add", &Stack::add)
         .def("run", &Stack::run, release());
+
+    nb::class_<Pair>(m, "Pair")
+        .def(nb::init<const Stack&, uintptr_t, int64_t, uintptr_t, bool, int64_t>())
+        .def("run", &Pair::run, release());
 }

@@ -59,20 +59,31 @@ inline void add_and_normalise(const StackArgs& a, void* x, const void* own, cons
     normalise(a, x, weight, a.residual, rows.normed);
 }
 
-inline void attend_layer(const StackArgs& a, const StackLayer& layer, int64_t index, const StackRows& rows) {
+inline void rotate_layer(const StackArgs& a, const StackLayer& layer, int64_t index, const StackRows& rows) {
     const Rows query{layer.query_norm, 0, layer.head_norm_bf16}, key{layer.key_norm, 0, layer.head_norm_bf16};
     const bool normed = layer.query_norm && layer.key_norm;
     rope_in_team({{rows.qkv, query_width(a) + 2 * a.groups * a.head_dim, a.bf16}, rows.q, a.keys[index],
                   a.values[index], a.kv_bf16, layer.cos, layer.sin, a.positions, a.slots, normed ? &query : nullptr,
                   normed ? &key : nullptr, layer.head_eps, layer.head_round_last, a.rows, a.heads, a.groups,
                   a.head_dim, a.threads});
+}
+
+inline void attend_layer(const StackArgs& a, const StackLayer& layer, int64_t index, const void* q,
+                         const StackRows& rows) {
     AttentionArgs args = a.where;
-    args.q = rows.q;
+    args.q = q;
     args.y = rows.mixed;
     args.keys = a.keys[index];
     args.values = a.values[index];
     args.window = layer.window;
     attention_in_team(args);
+}
+
+// output = the gated layers on `normed`.
+inline void feed_forward(const StackArgs& a, const StackLayer& layer, const StackRows& rows) {
+    product(a, layer.gate_up, rows.normed, rows.gate_up, rows.wide);
+    gated_in_team({{rows.gate_up, 2 * a.middle, a.bf16}, rows.gated, a.rows, a.middle, a.gelu, a.threads});
+    product(a, layer.down, rows.gated, rows.output, rows.wide);
 }
 
 // Copies the rows after `layer` layers to where they were asked for.
@@ -94,12 +105,11 @@ inline void stack_in_team(const StackArgs& a, const StackRows& rows) {
         const StackLayer& layer = a.layers[index];
         const bool last = index + 1 == a.layer_count;
         product(a, layer.qkv, rows.normed, rows.qkv, rows.wide);
-        attend_layer(a, layer, index, rows);
+        rotate_layer(a, layer, index, rows);
+        attend_layer(a, layer, index, rows.q, rows);
         product(a, layer.output, rows.mixed, rows.output, rows.wide);
         add_and_normalise(a, rows.output, layer.output_norm, layer.mlp_norm, rows);
-        product(a, layer.gate_up, rows.normed, rows.gate_up, rows.wide);
-        gated_in_team({{rows.gate_up, 2 * a.middle, a.bf16}, rows.gated, a.rows, a.middle, a.gelu, a.threads});
-        product(a, layer.down, rows.gated, rows.output, rows.wide);
+        feed_forward(a, layer, rows);
         add_and_normalise(a, rows.output, layer.mlp_output_norm,
                           last ? a.final_norm : a.layers[index + 1].input_norm, rows);
         tap(a, index + 1, a.residual);

@@ -5,7 +5,7 @@ Shape suffixes: B sequences, N nodes of one tree, T packed rows, P pages, E long
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -131,3 +131,16 @@ class AttentionInput:
     tail_len_T: torch.Tensor
     first_T: torch.Tensor
     page_size: int
+
+    def rows(self, keep: torch.Tensor) -> AttentionInput:
+        """The same addressing for some of the rows. keep: int64, their numbers."""
+        return replace(
+            self,
+            positions_T=self.positions_T[keep],
+            slots_T=self.slots_T[keep],
+            sequence_T=self.sequence_T[keep],
+            prefix_T=self.prefix_T[keep],
+            tail_TE=self.tail_TE[keep],
+            tail_len_T=self.tail_len_T[keep],
+            first_T=self.first_T[keep],
+        )

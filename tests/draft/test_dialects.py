@@ -321,7 +321,7 @@ def test_G1_a_head_of_another_width_needs_its_own_embedding() -> None:
 def test_G3_an_embedding_that_is_not_the_targets_is_refused() -> None:
     own = target_parts().embedding_VD.clone()
     drafter = build(head_config(), embed_tokens__weight=own)
-    assert drafter.model._shared.embedding_VD is not own  # type: ignore[attr-defined]
+    assert drafter.model._pair._pair.embedding_VD is not own  # type: ignore[attr-defined]
     with pytest.raises(AlulaError, match=r"embed_tokens\.weight"):
         build(head_config(), embed_tokens__weight=torch.randn_like(own))
 

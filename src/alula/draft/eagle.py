@@ -10,13 +10,14 @@ predicts the token t_{j+2}. Suffixes: T rows, D head hidden, F taps x target hid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from alula.cache import KVLayer, KVShape
 from alula.draft.head_config import HeadConfig
-from alula.kernels.protocol import Activation, Kernels, Linear, RopeTable
+from alula.kernels.pair import DraftLayer, PairLayer
+from alula.kernels.protocol import Kernels, Linear, RopeTable
 from alula.tree import AttentionInput
 
 Weights = Mapping[str, torch.Tensor]
@@ -34,44 +35,6 @@ class SharedParts:
     logits: Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Layer:
-    """The decoder layer from its normed input on."""
-
-    def __init__(self, config: HeadConfig, weights: Weights, prefix: str, kernels: Kernels, rope: RopeTable) -> None:
-        self._kernels, self._rope = kernels, rope
-        self._heads, self._eps = config.num_attention_heads, config.rms_norm_eps
-        self._scale = config.head_dim**-0.5
-        self._activation = _activation(config)
-        attention = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
-        self._qkv = _linear(kernels, weights, attention)
-        self._output = _linear(kernels, weights, [f"{prefix}.self_attn.o_proj"])
-        self._gate_up = _linear(kernels, weights, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"])
-        self._down = _linear(kernels, weights, [f"{prefix}.mlp.down_proj"])
-        self._norm_D = weights[f"{prefix}.post_attention_layernorm.weight"]
-
-    def forward(
-        self,
-        input_TI: torch.Tensor,
-        residual_TD: torch.Tensor,
-        where: AttentionInput,
-        layer: KVLayer,
-        keep: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Output of the rows in `keep` (None: all), [R, D]; the keys and values of every row are written."""
-        kernels = self._kernels
-        q_THK = kernels.rope_write(kernels.linear(input_TI, self._qkv), layer, where, self._rope, heads=self._heads)
-        if keep is not None:
-            if not len(keep):
-                return residual_TD[:0]
-            q_THK, residual_TD, where = q_THK[keep], residual_TD[keep], _rows_of(where, keep)
-        attended_RD = kernels.attention(q_THK, layer, where, scale=self._scale).flatten(1)
-        normed_RD, residual_RD = kernels.add_rms_norm(
-            kernels.linear(attended_RD, self._output), residual_TD, self._norm_D, self._eps
-        )
-        gated_RI = kernels.gated(kernels.linear(normed_RD, self._gate_up), self._activation)
-        return residual_RD + kernels.linear(gated_RI, self._down)
-
-
 class Eagle1Head:
     """The EAGLE-1/2 head: one layer without input norm on fc([embedding; feature]), the target's LM head.
 
@@ -85,7 +48,7 @@ class Eagle1Head:
     ) -> None:
         self._shared, self._kernels = shared, kernels
         self._fc = _linear(kernels, weights, ["fc"])
-        self._layer = _Layer(config, weights, "layers.0", kernels, rope)
+        self._layer = _layer(config, weights, "layers.0", kernels, rope)
         self.kv_shapes = (KVShape(config.num_key_value_heads, config.head_dim),)
 
     def fuse(self, features_TF: torch.Tensor) -> torch.Tensor:
@@ -101,7 +64,7 @@ class Eagle1Head:
     ) -> torch.Tensor:
         paired_TI = torch.cat([self._shared.embedding_VD[tokens_T], states_TD], 1)
         hidden_TD = self._kernels.linear(paired_TI, self._fc)
-        return self._layer.forward(hidden_TD, hidden_TD, where, layers[0], keep)
+        return self._layer.run(self._kernels, hidden_TD, hidden_TD, where, layers[0], keep)
 
     def logits(self, states_RD: torch.Tensor) -> torch.Tensor:
         return self._shared.logits(states_RD)
@@ -116,10 +79,19 @@ class Eagle3Head:
     def __init__(
         self, config: HeadConfig, weights: Weights, shared: SharedParts, kernels: Kernels, rope: RopeTable
     ) -> None:
-        self._config, self._shared, self._kernels = config, shared, kernels
+        self._config, self._kernels = config, kernels
         self._norms = {name: weight for name, weight in weights.items() if "norm" in name}
         self._fc = _linear(kernels, weights, ["fc"])
-        self._layer = _Layer(config, weights, "midlayer", kernels, rope)
+        self._pair = kernels.prepare_pair(
+            PairLayer(
+                _layer(config, weights, "midlayer", kernels, rope),
+                embedding_VD=shared.embedding_VD,
+                embedding_norm_D=weights["midlayer.input_layernorm.weight"],
+                state_norm_D=weights["midlayer.hidden_norm.weight"],
+                output_norm_D=weights["norm.weight"] if config.norm_output else None,
+                normed_residual=config.norm_before_residual,
+            )
+        )
         self._lm_head = kernels.prepare_linear(weights["lm_head.weight"], out_dtype=torch.float32)
         self.kv_shapes = (KVShape(config.num_key_value_heads, config.head_dim),)
         self.vocabulary_C: torch.Tensor | None = None
@@ -145,12 +117,7 @@ class Eagle3Head:
         layers: Sequence[KVLayer],
         keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        embedded_TD = self._norm(self._shared.embedding_VD[tokens_T], "midlayer.input_layernorm.weight")
-        normed_TD = self._norm(states_TD, "midlayer.hidden_norm.weight")
-        residual_TD = normed_TD if self._config.norm_before_residual else states_TD
-        paired_TI = torch.cat([embedded_TD, normed_TD], 1)
-        output_RD = self._layer.forward(paired_TI, residual_TD, where, layers[0], keep)
-        return self._norm(output_RD, "norm.weight") if self._config.norm_output else output_RD
+        return self._pair.run(tokens_T, states_TD, where, layers[0], keep)
 
     def logits(self, states_RD: torch.Tensor) -> torch.Tensor:
         if not self._config.norm_output:
@@ -161,26 +128,23 @@ class Eagle3Head:
         return self._kernels.rms_norm(x_TD, self._norms[name], self._config.rms_norm_eps)
 
 
+def _layer(config: HeadConfig, weights: Weights, prefix: str, kernels: Kernels, rope: RopeTable) -> DraftLayer:
+    return DraftLayer(
+        qkv=_linear(kernels, weights, [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]),
+        rope=rope,
+        output=_linear(kernels, weights, [f"{prefix}.self_attn.o_proj"]),
+        mlp_norm_D=weights[f"{prefix}.post_attention_layernorm.weight"],
+        gate_up=_linear(kernels, weights, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]),
+        down=_linear(kernels, weights, [f"{prefix}.mlp.down_proj"]),
+        heads=config.num_attention_heads,
+        scale=config.head_dim**-0.5,
+        activation="silu" if config.hidden_act == "silu" else "gelu_tanh",
+        eps=config.rms_norm_eps,
+    )
+
+
 def _linear(kernels: Kernels, weights: Weights, names: Sequence[str]) -> Linear:
     """Linears on the same input, fused into one."""
     weight_OI = torch.cat([weights[f"{name}.weight"] for name in names])
     biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
     return kernels.prepare_linear(weight_OI, torch.cat(biases) if biases else None)
-
-
-def _activation(config: HeadConfig) -> Activation:
-    return "silu" if config.hidden_act == "silu" else "gelu_tanh"
-
-
-def _rows_of(where: AttentionInput, keep: torch.Tensor) -> AttentionInput:
-    """The same addressing for some of the rows."""
-    return replace(
-        where,
-        positions_T=where.positions_T[keep],
-        slots_T=where.slots_T[keep],
-        sequence_T=where.sequence_T[keep],
-        prefix_T=where.prefix_T[keep],
-        tail_TE=where.tail_TE[keep],
-        tail_len_T=where.tail_len_T[keep],
-        first_T=where.first_T[keep],
-    )

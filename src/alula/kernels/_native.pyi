@@ -173,3 +173,33 @@ class Stack:
         threads: int,
         /,
     ) -> None: ...
+
+class Pair:
+    def __init__(
+        self,
+        stack: Stack,
+        embedding: int,
+        vocabulary: int,
+        state_norm: int,
+        normed_residual: bool,
+        positions: int,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        kept_where: Where,
+        tokens: int,
+        states: int,
+        final: int,
+        keys: int,
+        values: int,
+        kv_bf16: bool,
+        held: int,
+        positions: int,
+        slots: int,
+        rows: int,
+        keep: int,
+        kept: int,
+        threads: int,
+        /,
+    ) -> None: ...

@@ -6,6 +6,7 @@ Between steps the threads stay together, so nothing is woken or put to sleep. Th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +18,29 @@ from alula.kernels.stack import Hidden, Layer, Stack
 if TYPE_CHECKING:
     from alula.cache.pool import KVLayer
     from alula.kernels.native import NativeLinear
+    from alula.kernels.protocol import RopeTable
     from alula.tree import AttentionInput
 
 Resolve = Callable[["AttentionInput"], _native.Where]
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Sizes of a decoder layer, as its products have them. `middle`: inside the MLP."""
+
+    dtype: torch.dtype
+    hidden: int
+    middle: int
+    groups: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, linears: Sequence[NativeLinear], rope: RopeTable) -> Widths:
+        """linears: qkv, output, gate_up, down."""
+        qkv, output, _, down = linears
+        head_dim = 2 * rope.cos_MK.shape[1]
+        groups = (qkv.out_features - output.in_features) // (2 * head_dim)
+        return cls(qkv.out_dtype, down.out_features, down.in_features, groups, head_dim)
 
 
 class FusedStack:
@@ -32,21 +53,18 @@ class FusedStack:
         self, level: _native.Level, stack: Stack, linears: Sequence[Sequence[NativeLinear]], resolve: Resolve
     ) -> None:
         self._stack, self._linears, self._resolve = stack, linears, resolve
-        first, rope = linears[0], stack.layers[0].rope
-        self._dtype, self._head_dim = first[0].out_dtype, 2 * rope.cos_MK.shape[1]
-        self._hidden, queries = first[0].in_features, first[1].in_features
-        self._groups = (first[0].out_features - queries) // (2 * self._head_dim)
+        self._widths = Widths.of(linears[0], stack.layers[0].rope)
         self._positions = min(len(layer.rope.cos_MK) for layer in stack.layers)
         self._norms = [weight for layer in stack.layers for weight in _norms(layer)] + [stack.final_norm_D]
         check_same("norms", [weight for weight in self._norms if weight is not None])
         self._native = _native.Stack(
             level,
-            self._dtype == torch.bfloat16,
-            self._hidden,
-            first[3].in_features,
+            self._widths.dtype == torch.bfloat16,
+            self._widths.hidden,
+            self._widths.middle,
             stack.heads,
-            self._groups,
-            self._head_dim,
+            self._widths.groups,
+            self._widths.head_dim,
             stack.scale,
             stack.softcap,
             stack.eps,
@@ -90,7 +108,7 @@ class FusedStack:
         rows = len(embedded_TD)
         residual_TD = embedded_TD.clone(memory_format=torch.contiguous_format)
         final_TD = torch.empty_like(residual_TD)
-        features_TF = torch.empty((rows, len(taps) * self._hidden), dtype=self._dtype) if taps else None
+        features_TF = torch.empty((rows, len(taps) * self._widths.hidden), dtype=self._widths.dtype) if taps else None
         if rows:
             self._native.run(
                 resolved,
@@ -110,10 +128,10 @@ class FusedStack:
     def _check(
         self, embedded_TD: torch.Tensor, where: AttentionInput, resolved: _native.Where, caches: Sequence[KVLayer]
     ) -> None:
-        check_rows("embedded", embedded_TD, self._hidden)
-        if embedded_TD.dtype != self._dtype or len(embedded_TD) != len(where.prefix_T):
+        check_rows("embedded", embedded_TD, self._widths.hidden)
+        if embedded_TD.dtype != self._widths.dtype or len(embedded_TD) != len(where.prefix_T):
             raise ValueError(
-                f"embedded is {embedded_TD.dtype} with {len(embedded_TD)} rows: give {self._dtype} and "
+                f"embedded is {embedded_TD.dtype} with {len(embedded_TD)} rows: give {self._widths.dtype} and "
                 f"{len(where.prefix_T)} rows, one for each of the attention input"
             )
         if len(caches) != len(self._stack.layers):
@@ -122,7 +140,7 @@ class FusedStack:
             raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")
         for cache in caches:
             check_layer(cache)
-            check_attention_width(cache, self._groups, self._head_dim)
+            check_attention_width(cache, self._widths.groups, self._widths.head_dim)
             if cache.keys.dtype != caches[0].keys.dtype:
                 raise ValueError("caches have several dtypes: give one")
             check_slots(resolved.highest_slot, cache)

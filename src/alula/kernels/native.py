@@ -7,6 +7,7 @@ depends on the row's own values only. This module checks arguments and hands add
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +27,9 @@ from alula.kernels.checks import (
     check_where,
 )
 from alula.kernels.fused import FusedStack
+from alula.kernels.fused_pair import FusedPair
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
+from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
@@ -97,10 +100,15 @@ class NativeKernels:
         return NativeLinear(packed, panels, bias, ins, outs, out)
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
-        linears = [[x for x in layer.linears if isinstance(x, NativeLinear)] for layer in stack.layers]
-        if all(len(found) == len(layer.linears) for found, layer in zip(linears, stack.layers, strict=True)):
-            return FusedStack(self.level, stack, linears, self._resolved)
+        linears = [_native_linears(layer.linears) for layer in stack.layers]
+        fused = [found for found in linears if found is not None]
+        if len(fused) == len(linears):
+            return FusedStack(self.level, stack, fused, self._resolved)
         return SteppedStack(self, stack)
+
+    def prepare_pair(self, pair: PairLayer) -> PreparedPair:
+        linears = _native_linears(pair.layer.linears)
+        return SteppedPair(self, pair) if linears is None else FusedPair(self.level, pair, linears, self._resolved)
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
         check_rows("x", x_TI, linear.in_features)
@@ -324,6 +332,12 @@ class NativeKernels:
         y_RV = torch.empty(tuple(x_RV.shape))
         self.level.softmax(*_rows_of(x_RV), y_RV.data_ptr(), logarithm, torch.get_num_threads())
         return y_RV
+
+
+def _native_linears(linears: Sequence[Linear]) -> list[NativeLinear] | None:
+    """Products that can be fused; None if torch does one of them."""
+    found = [linear for linear in linears if isinstance(linear, NativeLinear)]
+    return found if len(found) == len(linears) else None
 
 
 def _rows_of(x: torch.Tensor) -> tuple[int, int, int, int]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from alula.cache.pool import KVLayer
+    from alula.kernels.pair import PairLayer, PreparedPair
     from alula.kernels.stack import PreparedStack, Stack
     from alula.tree import AttentionInput
 
@@ -85,6 +86,10 @@ class Kernels(Protocol):
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
         """All layers of a decoder, made of this set's linears, as it runs them best. Same bits as step by step."""
+        ...
+
+    def prepare_pair(self, pair: PairLayer) -> PreparedPair:
+        """A draft head's layer, made of this set's linears, as it runs it best. Same bits as step by step."""
         ...
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:

@@ -22,6 +22,7 @@ from alula.kernels.checks import (
     check_weight,
 )
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
+from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
@@ -59,6 +60,9 @@ class TorchKernels:
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
         return SteppedStack(self, stack)
+
+    def prepare_pair(self, pair: PairLayer) -> PreparedPair:
+        return SteppedPair(self, pair)
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
         if not isinstance(linear, PaddedLinear):
