@@ -27,7 +27,7 @@ def check(tokens: list[dict[str, Any]], steps: list[dict[str, Any]], text: str, 
         tree, path = step["tree"], step["path"]
         assert {len(column) for column in tree.values()} == {len(tree["tokens"])}
         assert tree["parents"][0] == -1 and tree["depths"][0] == 0
-        assert all(tree["depths"][node] == tree["depths"][tree["parents"][node]] + 1 for node in range(1, len(tree["tokens"])))
+        assert tree["depths"][1:] == [tree["depths"][parent] + 1 for parent in tree["parents"][1:]]
         assert [tree["parents"][node] for node in path] == [0, *path][: len(path)]
         assert step["checked"] == sum(parent in (0, *path) for parent in tree["parents"])
         own = tokens[place : place + step["committed"]]
@@ -143,7 +143,7 @@ def test_not_there_unless_asked_for(server: Running) -> None:
     [
         ({"speculation": {"trace": 1}}, "speculation.trace"),
         ({"speculation": {"traced": True}}, "speculation.traced is not supported"),
-        ({"speculation": {"trace": True}, "max_tokens": 0, "echo": True}, "speculation.trace is of the output"),
+        ({"speculation": {"trace": True}, "max_tokens": 0, "echo": True}, "speculation.trace needs output"),
     ],
 )
 def test_bad_values(server: Running, extra: dict[str, Any], word: str) -> None:

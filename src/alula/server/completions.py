@@ -119,7 +119,7 @@ def completion(service: Service, body: CompletionBody) -> CompletionAnswer:
     if silent and not body.echo:
         raise ApiError(400, "max_tokens is 0: give at least 1, or echo the prompt", param="max_tokens")
     if silent and body.speculation is not None and body.speculation.trace:
-        raise ApiError(400, "speculation.trace is of the output, and max_tokens is 0: leave it out", param="speculation")
+        raise ApiError(400, "speculation.trace needs output, and max_tokens is 0: leave it out", param="speculation")
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs does not go with stream: leave one out", param="prompt_logprobs")
     if body.echo and body.logprobs is not None:

@@ -85,7 +85,7 @@ def joined_logprobs(first: dict[str, Any] | None, second: dict[str, Any] | None)
 
 
 def speculation(tokenizer: Tokenizer, chunk: Chunk) -> dict[str, Any]:
-    """`speculation` of a choice: where its tokens come from, and the steps that begin in it. Nothing unless asked for."""
+    """`speculation` of a choice: where its tokens come from, and the steps that begin in it; {} unless asked for."""
     if not chunk.origins:
         return {}
     starts = (chunk.start, *chunk.ends[:-1])
