@@ -15,6 +15,7 @@ import pytest
 
 from alula.model.load import LoadedModel
 from alula.server.page import page_paths
+from alula.tree import TreeShape
 from tests.engine.tiny import EOS
 from tests.server.running import Running, build_engine, scripted, serving
 from tests.server.test_cancel import BYSTANDER, post
@@ -54,6 +55,13 @@ def browser() -> Iterator[Browser]:
         launched = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield launched
         launched.close()
+
+
+@pytest.fixture(scope="module")
+def branching(tiny: LoadedModel, tiny_folder: Path) -> Iterator[Running]:
+    """Trees with siblings, so that there is something to refuse."""
+    with serving(build_engine(tiny, tiny_folder, shape=TreeShape(8, 3, 3))) as running:
+        yield running
 
 
 class Visit:
@@ -107,14 +115,15 @@ class Visit:
 
 
 @pytest.fixture
-def visit(browser: Browser, server: Running) -> Iterator[Visit]:
+def visit(browser: Browser, branching: Running) -> Iterator[Visit]:
     context = browser.new_context(viewport={"width": 1200, "height": 800})
-    found = Visit(context.new_page(), server)
+    found = Visit(context.new_page(), branching)
     found.set(max_tokens=40, seed=3)
     yield found
     context.close()
+    branching.idle()
     assert found.complaints == []
-    assert {re.match(r"https?://[^/]+", url).group() for url in found.asked} == {server.url}  # type: ignore[union-attr]
+    assert all(url.startswith(f"{branching.url}/") for url in found.asked)
 
 
 def test_a_conversation_by_keyboard(visit: Visit) -> None:
@@ -171,18 +180,26 @@ def test_steps_by_keyboard_and_their_trees(visit: Visit) -> None:
     visit.ask("fly")
     steps = visit.trace()["speculation"]["steps"]
     assert visit.text("#step-title").startswith(f"Step {len(steps)} of {len(steps)}")
+    kinds, seen = ("accepted", "refused", "unreached", "own"), set[str]()
     page.focus(".answer .words")
     page.keyboard.press("Home")
     for number, step in enumerate(steps, start=1):
         visit.until("#step-title", f"Step {number} of")
         visit.until("#path", f"({len(step['tree']['tokens']) - 1} drafted|Nothing)")
         page.locator("#tree g.node:not(.own)").nth(len(step["tree"]["tokens"]) - 1).wait_for()
-        accepted = page.locator("#tree g.accepted").evaluate_all("nodes => nodes.map((node) => +node.dataset.node)")
-        assert accepted == step["path"]
-        assert page.locator("#tree g.refused").count() == step["checked"] - len(step["path"])
-        assert page.locator("#tree g.own").count() == step["committed"] - len(step["path"])
+        drawn = page.locator("#tree g").evaluate_all(
+            "found => found.filter((node) => getComputedStyle(node).clipPath == 'none')"
+            ".map((node) => [node.classList[1], +node.dataset.node])"
+        )
+        nodes = {kind: [node for own, node in drawn if own == kind] for kind in kinds}
+        assert nodes["accepted"] == step["path"]
+        assert len(nodes["refused"]) == step["checked"] - len(step["path"])
+        assert len(nodes["unreached"]) == len(step["tree"]["tokens"]) - 1 - step["checked"]
+        assert len(nodes["own"]) == step["committed"] - len(step["path"])
+        seen.update(kind for kind, _ in drawn)
         assert page.locator(".step.chosen").get_attribute("data-step") == str(number)
         page.keyboard.press("ArrowRight")
+    assert seen == {"root", *kinds}
     page.keyboard.press("Home")
     page.locator("#slider").focus()
     page.keyboard.press("ArrowRight")

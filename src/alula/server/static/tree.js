@@ -3,16 +3,17 @@
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 26;
 const PITCH = 34;
-const GAP = 34;
+const GAP = 28;
 const LETTER = 7.3;
 const SCORE = 26;
 const LONGEST = 14;
-const MARKS = { root: "", accepted: "✓ ", refused: "✕ ", unseen: "", own: "◆ " };
+const SMALLEST = 0.72; // of the full size, before a wide tree has to be scrolled
+const MARKS = { root: "", accepted: "✓ ", refused: "✕ ", unreached: "", own: "◆ " };
 const MEANS = {
   root: "root: the last token before this step",
   accepted: "accepted",
   refused: "checked and refused",
-  unseen: "not reached",
+  unreached: "not reached",
   own: "the model’s own choice",
 };
 
@@ -28,6 +29,7 @@ export function draw(step) {
   const [width, height] = place(nodes);
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img" });
   svg.setAttribute("aria-label", spoken(step));
+  svg.style.minWidth = `${SMALLEST * width}px`;
   for (const node of nodes.slice(1)) svg.append(edge(nodes[node.parent], node));
   for (const node of nodes) svg.append(box(node));
   return svg;
@@ -49,13 +51,14 @@ export function spoken(step) {
 
 function nodesOf({ tree, path, tokens }) {
   const walked = new Set([0, ...path]);
+  const own = tokens.find((token) => !token.drafted); // there is none where the output ended on the path
   const nodes = tree.texts.map((text, index) => {
     const parent = tree.parents[index];
-    let kind = index ? "unseen" : "root";
-    if (index && walked.has(parent)) kind = walked.has(index) ? "accepted" : "refused";
+    let kind = index ? "unreached" : "root";
+    if (walked.has(index) && index) kind = "accepted";
+    else if (walked.has(parent) && (own || parent !== path.at(-1))) kind = "refused";
     return { text, parent, kind, index, depth: tree.depths[index], score: index ? Math.exp(tree.scores[index]) : null };
   });
-  const own = tokens.find((token) => !token.drafted);
   if (own) {
     const parent = path.at(-1) ?? 0;
     nodes.push({ text: own.text, parent, kind: "own", index: -1, depth: nodes[parent].depth + 1, score: null });
