@@ -211,6 +211,24 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class StepTrace:
+    """What one step drafted for one sequence, and what became of it.
+
+    step: which of the sequence's target forwards it was, from 1. tokens, parents, scores: the tree (see DraftTree), its
+    root first. path: accepted nodes whose tokens were committed. checked: as in Verdict. committed: tokens kept, those
+    of the path first; one more than the path unless the output was cut.
+    """
+
+    step: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    scores: tuple[float, ...]
+    path: tuple[int, ...]
+    checked: int
+    committed: int
+
+
+@dataclass(frozen=True)
 class TokenEvent:
     """What one step committed for one sequence: the only thing a client ever sees.
 
@@ -220,6 +238,7 @@ class TokenEvent:
     stop_reason: the stop token id or stop string that ended the output, as in vLLM.
     error: what went wrong, where finish_reason is ERROR.
     fault: whether that was a fault of alula's own, and not of the request's.
+    trace: where the request asked for it.
     """
 
     sequence_id: int
@@ -231,6 +250,7 @@ class TokenEvent:
     stop_reason: int | str | None = None
     error: str | None = None
     fault: bool = False
+    trace: StepTrace | None = None
 
 
 class TextSink(Protocol):
@@ -268,6 +288,7 @@ class Sequence:
     text: None for sequences whose text nobody asks for.
     grammar: what `params.structured_outputs` leaves to choose; None where all is free.
     shape: limits of its trees, None for the engine's. drafter: who proposes them, None for the engine's own choice.
+    traced: its events carry traces.
     priority: lower runs earlier.
     cached: prompt tokens that were in the cache when it was first admitted, at perf_counter time admitted_s.
     """
@@ -286,6 +307,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     shape: TreeShape | None = None
     drafter: str | None = None
+    traced: bool = False
     priority: int = 0
     cached: int = 0
     admitted_s: float | None = None

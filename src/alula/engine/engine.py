@@ -18,6 +18,7 @@ from alula.engine.metrics import DraftStats, StepTimes
 from alula.engine.request import CompletionOutput, Request, RequestOutput, check_request, resolve_seed
 from alula.engine.runner import Runner, Scored
 from alula.engine.scheduler import Scheduler
+from alula.engine.trace import traced
 from alula.grammar import Grammars
 from alula.model.load import LoadedModel
 from alula.sampling.logprobs import prompt_logprobs
@@ -151,8 +152,7 @@ class Engine:
                 verdicts = self._verify(scored.logits_RV, trees, plan)
             with stage("commit"):
                 events = commit(plan, verdicts, scored.features, txn, self.max_len)
-        self._record(plan, trees, verdicts, scored, events)
-        return events
+        return self._record(plan, trees, verdicts, scored, events)
 
     def _record(
         self,
@@ -161,16 +161,21 @@ class Engine:
         verdicts: Seq[Verdict | None],
         scored: Scored,
         events: list[TokenEvent],
-    ) -> None:
+    ) -> list[TokenEvent]:
+        """Counts the step and hands its events out, with traces where they are wanted."""
         self._record_prompts(plan, scored)
-        kept = {event.sequence_id: len(event.tokens) for event in events}
+        found = {event.sequence_id: event for event in events}
         for item, tree, verdict in zip(plan.items, trees, verdicts, strict=True):
             if tree is not None and verdict is not None and verdict.error is None:
                 sequence_id = item.sequence.id
-                for stats in (self.totals, self._outputs[sequence_id][1].stats):
-                    stats.record(tree, verdict, kept[sequence_id])
-        for event in events:
+                own = self._outputs[sequence_id][1].stats
+                for stats in (self.totals, own):
+                    stats.record(tree, verdict, len(found[sequence_id].tokens))
+                if item.sequence.traced:
+                    found[sequence_id] = traced(found[sequence_id], tree, verdict, own.target_forwards)
+        for event in found.values():
             self._deliver(event)
+        return list(found.values())
 
     def _record_prompts(self, plan: StepPlan, scored: Scored) -> None:
         for item, logits in zip(plan.items, scored.prompt_logits, strict=True):
@@ -223,6 +228,7 @@ class Engine:
             bad_words=tokenizer.bad_words(params.bad_words),
             shape=request.speculation.shape(self.config.shape),
             drafter=request.speculation.drafter,
+            traced=request.speculation.trace,
             priority=request.priority,
         )
 

@@ -26,6 +26,8 @@ class Speculation:
     """Levels of the draft tree."""
     drafter: str | None = None
     """One of the engine's drafters by name, or `none`."""
+    trace: bool = False
+    """Let events carry the tree of their step, and what became of it."""
 
     def __post_init__(self) -> None:
         for name, most in (("nodes", None), ("depth", DEEPEST)):

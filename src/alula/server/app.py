@@ -24,6 +24,7 @@ from alula.server.engine_metrics import EngineCollector
 from alula.server.errors import ApiError
 from alula.server.gate import REQUEST_ID, Gate, Keys
 from alula.server.metrics import Metrics
+from alula.server.page import add_page, page_paths
 from alula.server.routes import add_routes
 from alula.server.service import Service, alula_version, fingerprint, load_processors, read_defaults
 
@@ -60,6 +61,8 @@ def build_app(
     )
     app.state.service = service
     add_routes(app, service, metrics)
+    if not config.no_page:
+        add_page(app)
     _add_errors(app)
     return app
 
@@ -87,7 +90,7 @@ def _middleware(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
         Keys(config.keys()),
         metrics.answered,
         max_body=1024 * config.max_body_kib,
-        metrics_open=config.metrics_without_key,
+        open_paths=_open_paths(config),
     )
     if not config.cors_origins:
         return [gate]
@@ -99,6 +102,12 @@ def _middleware(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
         expose_headers=[REQUEST_ID],
     )
     return [cors, gate]
+
+
+def _open_paths(config: ServerConfig) -> list[str]:
+    """What wants no key: the page asks for one, so it must be there before."""
+    metrics = ["/metrics"] if config.metrics_without_key else []
+    return ["/health", *metrics, *([] if config.no_page else page_paths())]
 
 
 def _add_errors(app: FastAPI) -> None:

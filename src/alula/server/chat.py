@@ -12,7 +12,7 @@ from alula.server.errors import ApiError
 from alula.server.params import Wanted, requests
 from alula.server.prompts import chat_prompt
 from alula.server.protocol import ChatBody, NamedTool, Tool
-from alula.server.replies import chat_logprobs, finish_reason, prompt_logprobs
+from alula.server.replies import chat_logprobs, finish_reason, prompt_logprobs, speculation
 from alula.server.service import Service
 from alula.server.structure import structured_outputs
 from alula.server.ticket import PromptScores, Ticket
@@ -38,12 +38,11 @@ class ChatAnswer:
     def chunk(self, choice: int, chunk: Chunk) -> list[dict[str, Any]]:
         """One object per part, the chunk's logprobs with the first; the reason it ended in one of its own."""
         parts = [self._part(choice, delta, chunk) for delta in self._deltas(choice, chunk)]
-        if not parts and (chunk.logprobs or (chunk.tokens and self.body.return_token_ids)):
+        if not parts and (chunk.logprobs or chunk.origins or (chunk.tokens and self.body.return_token_ids)):
             parts = [self._part(choice, {}, chunk)]
         for part in parts[:1]:
             part["choices"][0]["logprobs"] = chat_logprobs(self.service.tokenizer, chunk)
-            if self.body.return_token_ids:
-                part["choices"][0]["token_ids"] = list(chunk.tokens)
+            part["choices"][0] |= self._extras(chunk)
         if chunk.finish_reason is not None:
             last = self._part(choice, {}, chunk)
             last["choices"][0] |= self._ending(choice, chunk)
@@ -55,16 +54,17 @@ class ChatAnswer:
         for choice, chunk in enumerate(chunks):
             entry: dict[str, Any] = {"index": choice, "message": self._message(choice, chunk)}
             entry["logprobs"] = chat_logprobs(self.service.tokenizer, chunk)
-            entry |= self._ending(choice, chunk)
-            if self.body.return_token_ids:
-                entry["token_ids"] = list(chunk.tokens)
-            choices.append(entry)
+            choices.append(entry | self._ending(choice, chunk) | self._extras(chunk))
         body: dict[str, Any] = {"choices": choices}
         if self.body.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(self.service.tokenizer, ticket.outputs[0])
         if self.body.return_token_ids:
             body["prompt_token_ids"] = list(self.requests[0].prompt_token_ids)
         return body
+
+    def _extras(self, chunk: Chunk) -> dict[str, Any]:
+        token_ids = {"token_ids": list(chunk.tokens)} if self.body.return_token_ids else {}
+        return token_ids | speculation(self.service.tokenizer, chunk)
 
     def _ending(self, choice: int, chunk: Chunk) -> dict[str, Any]:
         reason = finish_reason(chunk)

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from alula.sequence import FinishReason, TokenEvent, TokenLogprobs
+from alula.sequence import FinishReason, StepTrace, TokenEvent, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The step a token comes from, and its place among the tokens of that step."""
+
+    trace: StepTrace
+    place: int
+
+    @property
+    def drafted(self) -> bool:
+        """Whether the token was drafted and accepted; otherwise the target chose it after the path."""
+        return self.place < len(self.trace.path)
 
 
 @dataclass(frozen=True)
@@ -13,7 +26,7 @@ class Chunk:
     """Tokens of one sample and exactly their text.
 
     start: characters of the sample's text before it. ends: where each token's text ends, counted from the beginning of
-    the sample's text. logprobs: one per token, where asked for. finish_reason: of the last chunk only.
+    the sample's text. logprobs, origins: one per token, where asked for. finish_reason: of the last chunk only.
     """
 
     text: str = ""
@@ -25,6 +38,7 @@ class Chunk:
     stop_reason: int | str | None = None
     error: str | None = None
     fault: bool = False
+    origins: tuple[Origin, ...] = ()
 
 
 class Aligner:
@@ -41,6 +55,7 @@ class Aligner:
         self._tokens: list[int] = []
         self._ends: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._origins: list[Origin] = []
         self._has_logprobs = False
 
     def feed(self, event: TokenEvent) -> list[Chunk]:
@@ -50,6 +65,8 @@ class Aligner:
         if event.logprobs is not None:
             self._has_logprobs = True
             self._logprobs += event.logprobs
+        if event.trace is not None:
+            self._origins += [Origin(event.trace, place) for place in range(len(event.tokens))]
         if event.finish_reason is not None:
             return self._finish(event)
         count = self._complete()
@@ -68,6 +85,7 @@ class Aligner:
             event.stop_reason,
             event.error,
             event.fault,
+            tuple(self._origins),
         )
         return [*chunks, last]
 
@@ -88,9 +106,10 @@ class Aligner:
         ends = tuple(min(own, end) for own in self._ends[:count])
         size = end - self._start
         logprobs = tuple(self._logprobs[:count]) if self._has_logprobs else None
-        chunk = Chunk(self._text[:size], tuple(self._tokens[:count]), self._start, ends, logprobs)
+        origins = tuple(self._origins[:count])
+        chunk = Chunk(self._text[:size], tuple(self._tokens[:count]), self._start, ends, logprobs, origins=origins)
         self._text, self._start = self._text[size:], end
-        del self._tokens[:count], self._ends[:count], self._logprobs[:count]
+        del self._tokens[:count], self._ends[:count], self._logprobs[:count], self._origins[:count]
         return chunk
 
 
@@ -109,4 +128,5 @@ def merged(chunks: Iterable[Chunk]) -> Chunk:
         last.stop_reason,
         last.error,
         last.fault,
+        tuple(origin for part in parts for origin in part.origins),
     )

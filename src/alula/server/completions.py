@@ -12,7 +12,14 @@ from alula.server.errors import ApiError
 from alula.server.params import Wanted, requests
 from alula.server.prompts import text_prompts
 from alula.server.protocol import CompletionBody
-from alula.server.replies import finish_reason, joined_logprobs, prompt_logprobs, prompt_text_logprobs, text_logprobs
+from alula.server.replies import (
+    finish_reason,
+    joined_logprobs,
+    prompt_logprobs,
+    prompt_text_logprobs,
+    speculation,
+    text_logprobs,
+)
 from alula.server.service import Service
 from alula.server.structure import structured_outputs
 from alula.server.ticket import PromptScores, Ticket
@@ -103,7 +110,7 @@ class CompletionAnswer:
             entry["error"] = chunk.error
         if self.body.return_token_ids:
             entry["token_ids"] = list(chunk.tokens)
-        return entry
+        return entry | speculation(self.service.tokenizer, chunk)
 
 
 def completion(service: Service, body: CompletionBody) -> CompletionAnswer:
@@ -111,6 +118,8 @@ def completion(service: Service, body: CompletionBody) -> CompletionAnswer:
     silent = body.max_tokens == 0
     if silent and not body.echo:
         raise ApiError(400, "max_tokens is 0: give at least 1, or echo the prompt", param="max_tokens")
+    if silent and body.speculation is not None and body.speculation.trace:
+        raise ApiError(400, "speculation.trace needs output, and max_tokens is 0: leave it out", param="speculation")
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs does not go with stream: leave one out", param="prompt_logprobs")
     if body.echo and body.logprobs is not None:

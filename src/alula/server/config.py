@@ -34,6 +34,8 @@ class ServerConfig:
     """Let /metrics be read without a key."""
     cors_origins: Texts = ()
     """Web origins whose pages may call the API; `*` for all. Repeat for several."""
+    no_page: bool = False
+    """Serve no page at /. It needs no key, holds nothing of the server, and asks for a key where one is wanted."""
     max_num_seqs: int = 16
     """Samples that run at once."""
     max_waiting: int = 256

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,8 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alula.server.errors import ApiError
 
 REQUEST_ID = "X-Request-Id"
-_OPEN = "/health"
-_METRICS = "/metrics"
 
 
 class Keys:
@@ -42,7 +40,7 @@ class Keys:
 class Gate:
     """ASGI middleware around the app.
 
-    answered: told method, path and status of every reply. metrics_open: /metrics wants no key.
+    answered: told method, path and status of every reply. open_paths: those that want no key.
     Handlers find the request's id in `scope["state"]["id"]`, and add to `scope["state"]["facts"]` what the log may say.
     """
 
@@ -53,13 +51,13 @@ class Gate:
         answered: Callable[[str, str, int], None],
         *,
         max_body: int,
-        metrics_open: bool,
+        open_paths: Collection[str],
     ) -> None:
         self._app = app
         self._keys = keys
         self._answered = answered
         self._max_body = max_body
-        self._metrics_open = metrics_open
+        self._open_paths = frozenset(open_paths)
         self._log = logging.getLogger("alula.access")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,8 +90,7 @@ class Gate:
         await self._app(scope, self._counting(receive), send)
 
     def _check(self, path: str, headers: Headers) -> None:
-        is_open = path == _OPEN or (path == _METRICS and self._metrics_open)
-        if self._keys and not is_open and not self._keys.admit(headers.get("authorization")):
+        if self._keys and path not in self._open_paths and not self._keys.admit(headers.get("authorization")):
             raise ApiError(
                 401,
                 "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from alula.engine.request import RequestOutput
-from alula.sequence import FinishReason, TokenLogprobs
+from alula.sequence import FinishReason, StepTrace, TokenLogprobs
 from alula.server.chunks import Chunk
 from alula.text import Detokenizer, Tokenizer
 
@@ -82,6 +82,44 @@ def joined_logprobs(first: dict[str, Any] | None, second: dict[str, Any] | None)
     if first is None or second is None:
         return first or second
     return {name: [*first[name], *second[name]] for name in first}
+
+
+def speculation(tokenizer: Tokenizer, chunk: Chunk) -> dict[str, Any]:
+    """`speculation` of a choice: where its tokens come from, and the steps that begin in it; {} unless asked for."""
+    if not chunk.origins:
+        return {}
+    starts = (chunk.start, *chunk.ends[:-1])
+    ends = (*chunk.ends[:-1], chunk.start + len(chunk.text))  # what is left at an output's end is its last token's
+    tokens = [
+        {
+            "id": token,
+            "text": chunk.text[start - chunk.start : end - chunk.start],
+            "step": origin.trace.step,
+            "drafted": origin.drafted,
+        }
+        for token, origin, start, end in zip(chunk.tokens, chunk.origins, starts, ends, strict=True)
+    ]
+    steps = [_step(tokenizer, origin.trace) for origin in chunk.origins if origin.place == 0]
+    return {"speculation": {"tokens": tokens, "steps": steps}}
+
+
+def _step(tokenizer: Tokenizer, trace: StepTrace) -> dict[str, Any]:
+    depths: list[int] = []
+    for parent in trace.parents:
+        depths.append(depths[parent] + 1 if depths else 0)
+    return {
+        "step": trace.step,
+        "committed": trace.committed,
+        "checked": trace.checked,
+        "path": list(trace.path),
+        "tree": {
+            "tokens": list(trace.tokens),
+            "texts": [spelled(tokenizer, token) for token in trace.tokens],
+            "parents": list(trace.parents),
+            "depths": depths,
+            "scores": [round(_finite(score), 4) for score in trace.scores],
+        },
+    }
 
 
 def prompt_logprobs(tokenizer: Tokenizer, output: RequestOutput) -> list[dict[str, Any] | None] | None:
