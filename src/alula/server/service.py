@@ -18,6 +18,7 @@ from alula.sequence import LogitsProcessor
 from alula.server.bridge import Bridge
 from alula.server.config import ServerConfig
 from alula.server.errors import ApiError
+from alula.server.traces import Traces
 from alula.text import Tokenizer
 
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -37,6 +38,7 @@ class Service:
     processors: Mapping[str, LogitsProcessor]
     fingerprint: str
     created: int
+    traces: Traces | None = None
 
     @property
     def engine(self) -> Engine:
