@@ -26,7 +26,14 @@ from alula.server.errors import ApiError
 from alula.server.gate import REQUEST_ID, Gate, Keys
 from alula.server.metrics import Metrics
 from alula.server.routes import add_routes
-from alula.server.service import Service, alula_version, fingerprint, load_processors, read_defaults
+from alula.server.service import (
+    Service,
+    alula_version,
+    fingerprint,
+    import_what_requests_use,
+    load_processors,
+    read_defaults,
+)
 from alula.server.traces import Traces, open_traces
 
 
@@ -42,6 +49,7 @@ def build_app(
     processors: by name, besides those that `config.logits_processor` names. traces: None opens those of the config.
     Raises AlulaError for settings that cannot be met.
     """
+    import_what_requests_use()
     traces = traces or open_traces(config.otlp_traces_endpoint, alula_version())
     names = config.served_model_name or (engine.model.name,)
     metrics = Metrics(names[0], max_tags=config.max_tags)

@@ -79,6 +79,14 @@ class Service:
             )
 
 
+def import_what_requests_use() -> None:
+    """The first requests come on several threads at once. Two that import such packages for the first time meet
+    halves of them, and one of the requests fails with an ImportError.
+    """
+    import_module("xgrammar")
+    import_module("transformers.utils.chat_template_utils")
+
+
 def alula_version() -> str:
     """`source` where alula runs from its sources and was never installed."""
     try:
