@@ -37,7 +37,8 @@ from servers import Server, read_metrics, resident_mib, started
 from alula.cli.progress import Progress
 
 KINDS = {"leaves": 0.30, "aborts": 0.08, "bad": 0.08, "whole": 0.10, "stream": 0.44}
-SERVE = ("--max-num-seqs", "16", "--max-waiting", "256", "--max-model-len", "2048")
+SERVE = ("--max-num-seqs", "16", "--max-waiting", "256", "--max-model-len", "2048", "--kv-cache-mib", "192")
+"""A small cache: it is full early, so that memory has a level to keep, and samples are preempted."""
 DISTINCT = 400
 """Different requests; they come again, so that the prefix cache has something to do."""
 IDLE_S = 300.0

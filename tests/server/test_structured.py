@@ -64,17 +64,19 @@ def test_structured_outputs(server: Running, form: dict[str, Any], fits: Any) ->
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_before_a_response_format_is_free(client: openai.OpenAI, tiny: LoadedModel, stream: bool) -> None:
     """Anything up to the marker, the schema from the next character on, and the text of the offline engine."""
-    marker, most = "e", 160
+    marker, most = "e", 100
+    bias = {tiny.tokenizer.encode(marker)[0]: 5.0}
     wanted = StructuredOutputsParams(json=SCHEMA, free_until=marker)
     finished = 0
     for seed in range(4):
         options = {"response_format": FORMAT, "seed": seed, "max_tokens": most, "extra_body": {"free_until": marker}}
+        options["logit_bias"] = {str(token): value for token, value in bias.items()}
         if stream:
             text, end = (lambda found: (found["content"], found["end"]))(streamed(client, **options)[0])
         else:
             choice = create(client, **options).choices[0]
             text, end = choice.message.content, choice.finish_reason
-        params = SamplingParams(max_tokens=most, seed=seed, temperature=1.0, structured_outputs=wanted)
+        params = SamplingParams(max_tokens=most, seed=seed, temperature=1.0, structured_outputs=wanted, logit_bias=bias)
         plain = offline(tiny, tiny.tokenizer.render_chat(HELLO), **vars(params)).outputs[0]
         assert text == plain.text
         free, _, form = text.partition(marker)
