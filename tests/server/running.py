@@ -25,6 +25,7 @@ from alula.server.app import build_app
 from alula.server.bridge import Bridge
 from alula.server.config import ServerConfig
 from alula.server.run import DrainingServer, bind
+from alula.server.traces import Traces
 from alula.tree import TreeShape
 
 ASSISTANT = 258
@@ -85,9 +86,11 @@ def build_engine(
 
 
 @contextmanager
-def serving(engine: Engine, processors: dict[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
+def serving(
+    engine: Engine, processors: dict[str, Any] | None = None, traces: Traces | None = None, **settings: Any
+) -> Iterator[Running]:
     config = ServerConfig(**({"port": 0, "served_model_name": ("tiny",), "drain_s": 0.5} | settings))
-    app = build_app(engine, config, processors=processors)
+    app = build_app(engine, config, processors=processors, traces=traces)
     taken = bind(config)
     settings_ = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
     bridge: Bridge = app.state.service.bridge

@@ -74,6 +74,40 @@ def test_a_client_that_leaves_a_stream(server: Running, tiny: LoadedModel, extra
     assert other[0].json()["choices"][0]["text"] == offline(tiny, "by", max_tokens=60).outputs[0].text
 
 
+_KILLED = """
+import json, socket, sys
+host, port, body = sys.argv[1:]
+link = socket.create_connection((host, int(port)))
+head = f"POST /v1/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n"
+link.sendall(f"{head}Content-Type: application/json\\r\\n\\r\\n{body}".encode())
+seen = b""
+while b"data: " not in seen:
+    seen += link.recv(4096)
+print("streaming", flush=True)
+while link.recv(64):
+    pass
+"""
+"""A client that reads a stream and goes on reading it."""
+
+
+def test_a_client_that_is_killed_in_the_middle_of_its_stream(server: Running, tiny: LoadedModel) -> None:
+    """kill -9 of a process: its pages are free at once, and a request beside it has the text it has alone."""
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(ENDLESS | {"stream": True, "n": 2})
+    other: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: other.append(post(server, BYSTANDER)))
+    with subprocess.Popen([sys.executable, "-c", _KILLED, host, port, body], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"streaming\n"
+        thread.start()
+        steps = server.engine.times.steps
+        process.kill()
+        assert process.wait(20) == -signal.SIGKILL
+    thread.join()
+    server.idle()
+    assert server.engine.times.steps - steps < 200, "nobody decodes 490 tokens for nobody"
+    assert other[0].json()["choices"][0]["text"] == offline(tiny, "by", max_tokens=60).outputs[0].text
+
+
 @pytest.mark.parametrize("extra", [{}, {"n": 3}, {"prompt": ["a", "b"]}])
 def test_a_client_that_leaves_while_it_waits_for_the_whole(server: Running, extra: dict[str, Any]) -> None:
     leaver = Leaver(server, ENDLESS | extra)

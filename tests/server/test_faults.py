@@ -13,6 +13,8 @@ from alula.engine.recovery import MOST_FAULTS, EngineDead, SafeSteps
 from alula.engine.request import Request
 from alula.model.load import LoadedModel
 from alula.sequence import SamplingParams
+from alula.server.app import build_app
+from alula.server.config import ServerConfig
 from tests.engine.tiny import prompt_of, run
 from tests.server.running import build_engine, serving
 from tests.server.test_cancel import BYSTANDER, post
@@ -158,3 +160,11 @@ def test_health_notices_a_step_that_does_not_end(tiny: LoadedModel, monkeypatch:
         thread.join()
         server.idle()
         assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_packages_are_there_before_the_first_requests(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imported first by several requests at once, on threads of their own, they made one of the requests fail."""
+    imported: list[str] = []
+    monkeypatch.setattr("alula.server.service.import_module", lambda name: imported.append(name))
+    build_app(build_engine(tiny), ServerConfig())
+    assert set(imported) == {"xgrammar", "transformers.utils.chat_template_utils"}

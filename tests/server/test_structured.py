@@ -61,6 +61,32 @@ def test_structured_outputs(server: Running, form: dict[str, Any], fits: Any) ->
     assert off["choices"][0]["text"] == found["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_before_a_response_format_is_free(client: openai.OpenAI, tiny: LoadedModel, stream: bool) -> None:
+    """Anything up to the marker, the schema from the next character on, and the text of the offline engine."""
+    marker, most = "e", 100
+    bias = {tiny.tokenizer.encode(marker)[0]: 5.0}
+    wanted = StructuredOutputsParams(json=SCHEMA, free_until=marker)
+    finished = 0
+    for seed in range(4):
+        options = {"response_format": FORMAT, "seed": seed, "max_tokens": most, "extra_body": {"free_until": marker}}
+        options["logit_bias"] = {str(token): value for token, value in bias.items()}
+        if stream:
+            text, end = (lambda found: (found["content"], found["end"]))(streamed(client, **options)[0])
+        else:
+            choice = create(client, **options).choices[0]
+            text, end = choice.message.content, choice.finish_reason
+        params = SamplingParams(max_tokens=most, seed=seed, temperature=1.0, structured_outputs=wanted, logit_bias=bias)
+        plain = offline(tiny, tiny.tokenizer.render_chat(HELLO), **vars(params)).outputs[0]
+        assert text == plain.text
+        free, _, form = text.partition(marker)
+        if end == "stop" and form:
+            assert not free.startswith("{")
+            assert json.loads(form)["bird"] in ("alula", "swift")
+            finished += 1
+    assert finished >= 2
+
+
 def test_json_object_and_text(client: openai.OpenAI) -> None:
     found = create(client, response_format={"type": "json_object"}, max_tokens=60, seed=2).choices[0]
     assert found.message.content.lstrip().startswith("{")
@@ -82,6 +108,11 @@ def test_json_object_and_text(client: openai.OpenAI) -> None:
         ({"structured_outputs": {"grammar": "root ::= nothing"}}, "structured_outputs", "compiled"),
         ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs", "look-around"),
         ({"structured_outputs": {"colour": "red"}}, "structured_outputs", "colour"),
+        ({"free_until": "</think>"}, "free_until", "response_format"),
+        ({"free_until": "", "response_format": FORMAT}, "free_until", "at least 1"),
+        ({"free_until": 3, "response_format": FORMAT}, "free_until", "string"),
+        ({"free_until": "x", "response_format": {"type": "text"}}, "free_until", "response_format"),
+        ({"free_until": "x", "structured_outputs": {"regex": "a"}}, "free_until", "response_format"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

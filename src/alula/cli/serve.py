@@ -29,11 +29,14 @@ class Serve(ServerConfig, ModelOptions):
         from alula.server.app import build_app
         from alula.server.logs import set_up_logs
         from alula.server.run import bind, serve
+        from alula.server.service import alula_version
+        from alula.server.traces import open_traces
 
         config.keys()
+        traces = open_traces(self.otlp_traces_endpoint, alula_version())
         with bind(config) as taken:
             set_up_logs(self.log_format)
-            app = build_app(self._engine(engine_config), config)
+            app = build_app(self._engine(engine_config), config, traces=traces)
             host, port = taken.getsockname()[:2]
             name = app.state.service.names[0]
             serve(app, config, taken, lambda: print(f"alula serves {name} at http://{host}:{port}", flush=True))

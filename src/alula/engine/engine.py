@@ -56,6 +56,7 @@ class Engine:
         self._requests: dict[int, RequestOutput] = {}
         self._outputs: dict[int, tuple[int, CompletionOutput]] = {}
         self._added: dict[int, float] = {}
+        self._begun: dict[int, StepTimes] = {}
         self._next_id = 0
 
     @property
@@ -116,6 +117,7 @@ class Engine:
         if not output.finished:
             raise AlulaError(f"request {request_id} still runs: step until it finishes, or abort it")
         del self._requests[request_id], self._added[request_id]
+        self._begun.pop(request_id, None)
         return output
 
     def step(self) -> list[TokenEvent]:
@@ -128,7 +130,12 @@ class Engine:
     def plan(self) -> StepPlan:
         with self.times.stage("other"):
             self._take_compiled()
-            return self.scheduler.plan()
+            plan = self.scheduler.plan()
+        for item in plan.items:
+            request_id = item.sequence.id - item.sequence.sample
+            if request_id not in self._begun:
+                self._begun[request_id] = self.times.copy()
+        return plan
 
     def run(self, plan: StepPlan, *, drafting: bool = True) -> list[TokenEvent]:
         """Carry out a plan of the scheduler, or some items of it; without `drafting` all trees are their roots."""
@@ -204,6 +211,8 @@ class Engine:
         if event.finish_reason is not None:
             output.finish_reason = event.finish_reason.value
             output.stop_reason, output.error = event.stop_reason, event.error
+            if request_id in self._begun:
+                self._requests[request_id].times = self.times.since(self._begun[request_id])
             self._drop(event.sequence_id)
 
     def _note(self, request: RequestOutput, sequence: Sequence, has_tokens: bool) -> None:

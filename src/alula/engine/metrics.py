@@ -91,7 +91,7 @@ class DraftStats:
 
 @dataclass
 class StepTimes:
-    """Seconds per stage, summed over steps. `other` is what the stages leave of the whole step.
+    """Seconds per stage, summed over steps. `other` is what the stages leave of the whole step. steps: those begun.
 
     current: the stage that runs, or that the last one ended in by an exception.
     """
@@ -104,10 +104,10 @@ class StepTimes:
     def step(self) -> Iterator[None]:
         before, start = sum(self.seconds.values()), time.perf_counter()
         self.current = "other"
+        self.steps += 1
         yield
         staged = sum(self.seconds.values()) - before
         self.seconds["other"] += time.perf_counter() - start - staged
-        self.steps += 1
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -115,6 +115,14 @@ class StepTimes:
         yield
         self.seconds[name] += time.perf_counter() - start
         self.current = "other"
+
+    def copy(self) -> StepTimes:
+        return StepTimes(dict(self.seconds), self.steps)
+
+    def since(self, earlier: StepTimes) -> StepTimes:
+        """What came after an earlier copy."""
+        seconds = {name: value - earlier.seconds[name] for name, value in self.seconds.items()}
+        return StepTimes(seconds, self.steps - earlier.steps)
 
     def milliseconds(self) -> dict[str, float]:
         return {name: round(1e3 * value, 3) for name, value in self.seconds.items()}

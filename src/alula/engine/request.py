@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from alula.config import AlulaError
-from alula.engine.metrics import DraftStats
+from alula.engine.metrics import DraftStats, StepTimes
 from alula.sequence import SamplingParams, TokenLogprobs
 from alula.tree import ROOT_ONLY, TreeShape
 
@@ -82,8 +82,8 @@ class RequestOutput:
     """Everything a request produced. prompt_logprobs[0] is None: nothing precedes the first token.
 
     ttft_s: seconds from adding the request to its first token. latency_s: to its last. queue_s: until it first ran.
-    cached_tokens: prompt tokens that were in the cache then. error: why the request was refused, in which case it has
-    no outputs.
+    cached_tokens: prompt tokens that were in the cache then. times: the engine's steps from then to the last token,
+    whoever else took part in them. error: why the request was refused, in which case it has no outputs.
     """
 
     request_id: int
@@ -95,6 +95,7 @@ class RequestOutput:
     latency_s: float | None = None
     queue_s: float | None = None
     cached_tokens: int = 0
+    times: StepTimes | None = None
     error: str | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -26,17 +27,31 @@ from alula.server.gate import REQUEST_ID, Gate, Keys
 from alula.server.metrics import Metrics
 from alula.server.page import add_page, page_paths
 from alula.server.routes import add_routes
-from alula.server.service import Service, alula_version, fingerprint, load_processors, read_defaults
+from alula.server.service import (
+    Service,
+    alula_version,
+    fingerprint,
+    import_what_requests_use,
+    load_processors,
+    read_defaults,
+)
+from alula.server.traces import Traces, open_traces
 
 
 def build_app(
-    engine: Engine, config: ServerConfig, *, processors: Mapping[str, LogitsProcessor] | None = None
+    engine: Engine,
+    config: ServerConfig,
+    *,
+    processors: Mapping[str, LogitsProcessor] | None = None,
+    traces: Traces | None = None,
 ) -> FastAPI:
     """An app that serves the engine; its thread starts and ends with the app. `app.state.service` is what it runs on.
 
-    processors: by name, besides those that `config.logits_processor` names.
+    processors: by name, besides those that `config.logits_processor` names. traces: None opens those of the config.
     Raises AlulaError for settings that cannot be met.
     """
+    import_what_requests_use()
+    traces = traces or open_traces(config.otlp_traces_endpoint, alula_version())
     names = config.served_model_name or (engine.model.name,)
     metrics = Metrics(names[0], max_tags=config.max_tags)
     capacity = engine.config.max_num_seqs + config.max_waiting
@@ -50,11 +65,12 @@ def build_app(
         processors=load_processors(config.logits_processor) | dict(processors or {}),
         fingerprint=fingerprint(engine),
         created=int(time.time()),
+        traces=traces,
     )
     app = App(
         title="alula",
         version=alula_version(),
-        lifespan=partial(_lifespan, bridge),
+        lifespan=partial(_lifespan, bridge, traces),
         middleware=_middleware(config, metrics),
         docs_url=None,
         redoc_url=None,
@@ -78,10 +94,12 @@ class App(FastAPI):
 
 
 @asynccontextmanager
-async def _lifespan(bridge: Bridge, app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(bridge: Bridge, traces: Traces | None, app: FastAPI) -> AsyncIterator[None]:
     bridge.start()
     yield
     await bridge.stop()
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
 
 
 def _middleware(config: ServerConfig, metrics: Metrics) -> list[Middleware]:

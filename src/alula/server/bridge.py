@@ -98,7 +98,11 @@ class Bridge:
 
     async def open(self, ticket: Ticket) -> None:
         """Hand the ticket to the engine. Raises ApiError where it is not accepted; otherwise messages follow."""
-        self._admit(ticket)
+        try:
+            self._admit(ticket)
+        except ApiError as error:
+            _end_span(ticket, error)
+            raise
         self._samples += ticket.samples
         for key in ticket.keys:
             self._tickets[key] = ticket
@@ -150,7 +154,7 @@ class Bridge:
                 raise
 
     def _lost(self, ticket: Ticket, error: ApiError) -> ApiError:
-        self._forget(ticket)
+        self._forget(ticket, error)
         return error
 
     def _admit(self, ticket: Ticket) -> None:
@@ -179,14 +183,15 @@ class Bridge:
             if message is None:
                 self._latencies.append(time.perf_counter() - ticket.created)
             if message is None or isinstance(message, ApiError):
-                self._forget(ticket)
+                self._forget(ticket, message)
             if isinstance(message, ApiError) and not ticket.accepted.done():
                 ticket.accepted.set_exception(message)
             else:
                 ticket.messages.put_nowait(message)
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _forget(self, ticket: Ticket, error: ApiError | None = None) -> None:
         ticket.ended = True
+        _end_span(ticket, error)
         self._samples -= ticket.samples
         for key in ticket.keys:
             self._tickets.pop(key, None)
@@ -325,3 +330,8 @@ class Bridge:
     def _bury(self) -> None:
         reason = unavailable(self._dead or "", "engine_dead")
         self._hand_out([(ticket, reason) for ticket in set(self._tickets.values())])
+
+
+def _end_span(ticket: Ticket, error: ApiError | None) -> None:
+    if ticket.span is not None:
+        ticket.span.end(ticket, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,6 +68,8 @@ class ServerConfig:
     """Lines for people, or one JSON object each."""
     log_prompts: bool = False
     """Write prompts and answers to the log. Never otherwise."""
+    otlp_traces_endpoint: str | None = None
+    """OTLP/HTTP collector that gets a span per request, as http://HOST:4318/v1/traces. Wants the extra `otel`."""
     max_tags: int = 16
     """Different values of the header X-Alula-Tag that get metrics of their own; later ones count as `other`."""
 
@@ -81,6 +84,11 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise AlulaError(f"{name} is {value!r}: give a number of seconds above 0")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", endpoint):
+            raise AlulaError(
+                f"otlp_traces_endpoint is {endpoint!r}: give a URL such as http://127.0.0.1:4318/v1/traces"
+            )
         if self.port > 65535:
             raise AlulaError(f"port is {self.port}: give a number from 0 to 65535")
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_key):

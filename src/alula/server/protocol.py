@@ -109,6 +109,8 @@ class GenerationBody(Body):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    free_until: Text | None = None
+    """Goes with a `response_format`: tokens are free up to and with this marker, such as `</think>`."""
 
     speculation: SpeculationOptions | None = None
     stream_single_tokens: bool | None = None

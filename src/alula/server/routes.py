@@ -76,6 +76,8 @@ def _exchange(
     reply_id = f"{names[0]}-{http.state.id}"
     limit = deadline(body.timeout_s, service.config.request_timeout_s)
     ticket = Ticket((http.state.id, reply_id), requests, limit, http.headers.get(TAG))
+    if service.traces is not None:
+        ticket.span = service.traces.begin(http.headers, names[1], service.names[0])
     envelope = {
         "id": reply_id,
         "object": names[1],

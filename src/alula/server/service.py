@@ -18,6 +18,7 @@ from alula.sequence import LogitsProcessor
 from alula.server.bridge import Bridge
 from alula.server.config import ServerConfig
 from alula.server.errors import ApiError
+from alula.server.traces import Traces
 from alula.text import Tokenizer
 
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -37,6 +38,7 @@ class Service:
     processors: Mapping[str, LogitsProcessor]
     fingerprint: str
     created: int
+    traces: Traces | None = None
 
     @property
     def engine(self) -> Engine:
@@ -75,6 +77,14 @@ class Service:
             raise ApiError(
                 404, f"model {name!r} is not served: give {self.names[0]!r}", code="model_not_found", param="model"
             )
+
+
+def import_what_requests_use() -> None:
+    """The first requests come on several threads at once. Two that import such packages for the first time meet
+    halves of them, and one of the requests fails with an ImportError.
+    """
+    import_module("xgrammar")
+    import_module("transformers.utils.chat_template_utils")
 
 
 def alula_version() -> str:

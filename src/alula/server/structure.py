@@ -18,6 +18,12 @@ def structured_outputs(body: GenerationBody, forced: Sequence[Tool] = ()) -> Str
     if len(asked) + bool(forced) > 1:
         names = " and ".join([*asked, "tool_choice"][:2])
         raise ApiError(400, f"{asked[0]}: {names} both say what the answer looks like, so give one", param=asked[0])
+    if body.free_until is not None and asked != ["response_format"]:
+        raise ApiError(
+            400,
+            "free_until needs a response_format of type json_object or json_schema: give one, or leave it out",
+            param="free_until",
+        )
     try:
         if forced:
             return StructuredOutputsParams(json=call_schema(forced))
@@ -26,7 +32,8 @@ def structured_outputs(body: GenerationBody, forced: Sequence[Tool] = ()) -> Str
             choice = given.pop("choice")
             return StructuredOutputsParams(**given, choice=None if choice is None else tuple(choice))
         if body.response_format is not None:
-            return from_response_format(body.response_format.model_dump(by_alias=True))
+            wanted = body.response_format.model_dump(by_alias=True)
+            return from_response_format(wanted, free_until=body.free_until)
     except AlulaError as error:
         raise ApiError(400, str(error), param=asked[0] if asked else "tools") from None
     return None

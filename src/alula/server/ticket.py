@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from alula.engine.request import Request, RequestOutput
 from alula.sequence import TokenEvent, TokenLogprobs
@@ -28,6 +29,12 @@ class PromptScores:
     logprobs: tuple[TokenLogprobs | None, ...]
 
 
+class Span(Protocol):
+    """Is told once that the ticket has ended, and why where that was an error."""
+
+    def end(self, ticket: Ticket, error: ApiError | None = None) -> None: ...
+
+
 Message = Delivery | PromptScores | ApiError | None
 """None: nothing more follows. ApiError: neither does anything, for this reason."""
 
@@ -38,7 +45,7 @@ class Ticket:
 
     keys: names by which it can be aborted. deadline: perf_counter time at which it ends with what it has. tag: prompt
     type for metrics. closing: why it is to end early, once somebody wants that. outputs: one per prompt, complete once
-    the messages have ended.
+    the messages have ended. span: its trace, where there are traces.
     The engine's thread reads and writes `request_ids`, `open` and `outputs`; messages arrive on the event loop.
     """
 
@@ -53,6 +60,7 @@ class Ticket:
     messages: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     accepted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     closing: str | None = None
+    span: Span | None = None
     ended: bool = False
 
     @property
