@@ -21,13 +21,22 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a trainer's state; the file is replaced only once the new one is complete and on disk."""
+    """Write a trainer's state, whatever device it is on; the file is replaced only once the new one is on disk."""
 
     def write(unfinished: Path) -> None:
         with unfinished.open("wb") as file:
-            torch.save(dict(state), file)
+            torch.save(_on_cpu(state), file)
 
     write_whole(path, write)
+
+
+def _on_cpu(value: Any) -> Any:
+    """``value`` with every tensor on the CPU, in dictionaries and lists too."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {key: _on_cpu(one) for key, one in value.items()}
+    return [_on_cpu(one) for one in value] if isinstance(value, list) else value
 
 
 def load_state(path: Path) -> dict[str, Any] | None:

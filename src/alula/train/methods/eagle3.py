@@ -53,10 +53,12 @@ class Eagle3Maker:
         return Eagle3Method(self.options, head, vocabulary, target)
 
     def continued(self, setting: Setting, folder: Path) -> Method:
-        """The folder's draft vocabulary is kept, whatever ``draft_vocab_size`` says."""
+        """The folder's draft vocabulary is kept, whatever ``draft_vocab_size`` says. Without conversations the taps are
+        not scaled, which matters to training only."""
         sizes, store = self._sizes(setting), setting.store
         samples = [make_batch([c], store.get([c])) for c in setting.train[:SAMPLES]]
-        weights, vocabulary = read_start(folder, sizes, tap_sizes(samples, sizes))
+        scale_F = tap_sizes(samples, sizes) if samples else torch.ones(len(store.taps) * sizes.hidden_size)
+        weights, vocabulary = read_start(folder, sizes, scale_F)
         head = _blank(replace(sizes, draft_vocab_size=vocabulary.size), store.target)
         head.load_state_dict(weights)
         return Eagle3Method(self.options, head, vocabulary, store.target)
