@@ -1,4 +1,4 @@
-"""The methods of the papers beside each other: same target, same prompts, each with its best tree, plain decoding in turn.
+"""The methods of the papers beside each other: same target and prompts, each with its best tree, against plain decoding.
 
     python benchmarks/methods.py --output runs/methods --prompts mt_bench.jsonl gsm8k.jsonl summaries forms \
         --tune default --methods ngram lm medusa eagle1 eagle2 eagle3
@@ -22,6 +22,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,8 @@ class Table:
             rows = []
             for cell in self.cells:
                 shape = trees.get((cell.method.label, cell.temperature), TreeShape(1, 0, 1))
-                rows.append(
-                    self._kept(cell.name, self._settings(cell, shape), lambda c=cell, s=shape: self._measure(c, s))
-                )
+                measure = partial(self._measure, cell, shape)
+                rows.append(self._kept(cell.name, self._settings(cell, shape), measure))
                 progress.tick()
         return rows
 
@@ -221,8 +221,9 @@ def _method(text: str) -> Method:
 
 def _shape(text: str) -> TreeShape:
     try:
-        return TreeShape(*(int(number) for number in text.split(",")))
-    except (ValueError, TypeError):
+        nodes, depth, branch = (int(number) for number in text.split(","))
+        return TreeShape(nodes, depth, branch)
+    except ValueError:
         raise AlulaError(f"trees has {text!r}: give rows, depth and branch, as in 6,3,3") from None
 
 
@@ -243,8 +244,8 @@ def trained(method: Method, model: LoadedModel) -> dict[str, int | None]:
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The table, a row for each cell."""
     heading = (
-        "| prompts | temperature, rule | method | rows, depth, branch | tau (10% to 90%) | acceptance rate (10% to 90%) "
-        "| tokens/s | ratio to plain (10% to 90%) | draft, ms per step | trainable parameters | training tokens |"
+        "| prompts | temperature, rule | method | rows, depth, branch | tau (10% to 90%) | acceptance rate (10% to "
+        "90%) | tokens/s | ratio to plain (10% to 90%) | draft, ms per step | trainable parameters | training tokens |"
     )
     lines = [heading, "|" + "---|" * 11]
     for row in rows:

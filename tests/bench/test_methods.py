@@ -77,6 +77,8 @@ def _check_resumed(methods: ModuleType, command: list[str], output: Path, capsys
 
 
 def test_bad_methods_and_trees_are_refused(methods: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert methods.main(["--output", "nowhere", "--methods", "eagle9"]) == 2
+    assert methods.main(["--output", "nowhere", "--model", "nowhere", "--methods", "eagle9"]) == 2
     assert "methods names 'eagle9': give some of plain, ngram" in capsys.readouterr().err
-    assert methods.main(["--output", "nowhere", "--trees", "4,2"]) == 2 or "trees" in capsys.readouterr().err
+    for tree in ("4,2", "4,2,3,1", "4,2,wide", "0,2,3"):
+        assert methods.main(["--output", "nowhere", "--model", "nowhere", "--trees", tree]) == 2
+        assert f"trees has {tree!r}: give rows, depth and branch" in capsys.readouterr().err

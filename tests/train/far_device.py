@@ -122,8 +122,10 @@ def main(files: list[str]) -> None:
     """Each run trains with nothing on the CPU that belongs on the far device, or ends with an error."""
     torch.inference_mode = torch.no_grad  # type: ignore[assignment,misc] - inference tensors cannot be wrapped
     _setup_privateuseone_for_python_backend(NAME, _Module())
+    from alula.train import throughput
     from alula.train.run import run
 
+    throughput._LARGE = 64  # it is no GPU
     for file in files:
         # Each device has a thread of autograd's own, which Python's operations would have to meet there.
         with _Operations(), _Functions(), torch.autograd.set_multithreading_enabled(False):
