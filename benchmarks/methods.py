@@ -1,4 +1,4 @@
-"""The methods of the papers beside each other: same target and prompts, each with its best tree, against plain decoding.
+"""The methods of the papers beside each other: same target and prompts, each with its best tree, beside plain.
 
     python benchmarks/methods.py --output runs/methods --prompts mt_bench.jsonl gsm8k.jsonl summaries forms \
         --tune default --methods ngram lm medusa eagle1 eagle2 eagle3
