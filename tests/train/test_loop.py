@@ -84,6 +84,8 @@ def test_head_is_the_best_in_service_and_last_the_newest(tmp_path: Path) -> None
         trainer.train_step()
     assert (kept(tmp_path)["step"], kept(tmp_path)["evaluation"]["served"]["tau"]) == (1, 1.5)
     assert (kept(tmp_path, "last")["step"], kept(tmp_path, "last")["evaluation"]["served"]["tau"]) == (3, 1.5)
+    costs = [entry["run"] for entry in read_log(tmp_path / "log.jsonl")] + [kept(tmp_path)["run"]]
+    assert all(cost["peak_memory_bytes"] > 0 and cost["tokens_per_second"] >= 0 for cost in costs)
     log = [entry["evaluation"] for entry in read_log(tmp_path / "log.jsonl")]
     assert [entry["kept"] for entry in log] == [True, True, False, False]
     assert all(len(entry["top1"]) == 2 for entry in log)
