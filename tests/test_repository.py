@@ -139,6 +139,11 @@ def _public_configs() -> list[type]:
 
 
 def _documented(kind: type) -> set[str]:
+    """Of the class and of those it inherits fields from."""
+    return set[str]().union(*(_documented_here(base) for base in kind.__mro__ if is_dataclass(base)))
+
+
+def _documented_here(kind: type) -> set[str]:
     """Fields followed by a string, and fields that the class docstring names."""
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ from transformers import LlamaForCausalLM
 from alula.config import AlulaError
 from alula.draft import load
 from alula.draft.drafter import NoDrafter
-from alula.draft.load import find_shipped, load_drafter
+from alula.draft.load import find_shipped, is_unverified_head, load_drafter
 from alula.draft.neural import NeuralDrafter
 from alula.draft.ngram import NgramDrafter
 from alula.model.load import LoadedModel, load_model
 from alula.tree import TreeShape
 from tests.draft.harness import Bench, entries
 from tests.draft.heads import save_random_head
+from tests.draft.medusas import save_random_medusa
 from tests.engine.tiny import prompt_of, save_tiny_llama
 
 SHAPE = TreeShape(nodes=8, depth=4, branch=2)
@@ -166,3 +168,44 @@ def test_rules_reach_the_policy(folder: Path, target: LoadedModel) -> None:
     assert isinstance(drafter, NeuralDrafter) and drafter.policy.rule == "rejection"
     with pytest.raises(AlulaError, match="rule"):
         load_drafter(folder, target, rule="other")
+
+
+def test_drafters_are_found_by_name(tmp_path: Path, target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    save_random_head(first / "tiny-eagle1", target, kind="eagle1")
+    save_random_medusa(second / "tiny-medusa", target)
+    save_random_head(second / "tiny-eagle1", target)
+    save_tiny_llama(second / "tiny-lm", layers=2)
+    monkeypatch.setenv("ALULA_HEADS", f"{first}:{second}")
+    for name, kind in (("tiny-eagle1", "eagle1"), ("tiny-medusa", "medusa"), ("tiny-lm", "lm")):
+        assert load_drafter(name, target).name == kind
+        assert not is_unverified_head(name, target.name)
+        assert load_drafter(name.removeprefix("tiny-"), replace(target, name="tiny")).name == kind
+    for unknown in ("tiny-eagle2", "medusa"):
+        with pytest.raises(AlulaError) as refused:
+            load_drafter(unknown, target)
+        sentence = str(refused.value)
+        assert sentence.startswith(f"drafter is {unknown!r}: give auto, none, ngram, smollm2-eagle3, tiny-eagle1")
+        assert "tiny-lm, tiny-medusa" in sentence and "ALULA_HEADS" in sentence
+
+
+def test_a_folder_of_a_drafters_name_is_reached_by_its_path(
+    tmp_path: Path, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_random_head(tmp_path / "shelf" / "tiny", target, kind="eagle1")
+    save_random_head(tmp_path / "here" / "tiny", target)
+    monkeypatch.setenv("ALULA_HEADS", str(tmp_path / "shelf"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert load_drafter("tiny", target).name == "eagle1"
+    assert load_drafter("./tiny", target).name == "eagle3"
+
+
+def test_a_named_head_that_names_no_target_is_unverified(
+    tmp_path: Path, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = save_random_head(tmp_path / "tiny-eagle1", target, kind="eagle1")
+    (head / "provenance.json").unlink()
+    monkeypatch.setenv("ALULA_HEADS", str(tmp_path))
+    assert is_unverified_head("tiny-eagle1", target.name)
+    with pytest.raises(AlulaError, match="allow-unverified-head"):
+        load_drafter("tiny-eagle1", target)

@@ -11,7 +11,8 @@ import torch
 
 from alula.draft.dialects import HeadFiles, read_head, save_official
 from alula.draft.head_config import HeadConfig
-from alula.draft.load import SHIPPED, load_drafter
+from alula.draft.load import load_drafter
+from alula.draft.names import SHIPPED
 from alula.engine.acceptance_check import PROMPTS, TOKENS, measure_acceptance
 from alula.engine.config import EngineConfig
 from alula.engine.llm import LLM

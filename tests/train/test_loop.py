@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from alula.train.checkpoint import load_state
 from alula.train.config import Recipe, TrainConfig
+from alula.train.interrupt import Interruption
 from alula.train.logs import read_log
 from alula.train.loop import Keeper, Loop
+from alula.train.meter import Meter
 from alula.train.methods.options import Eagle3Options
 from alula.train.report import Report
 from alula.train.throughput import Throughput
@@ -55,7 +58,17 @@ def begun(folder: Path, evaluation: Scripted, **changes: Any) -> tuple[TrainConf
     if state is not None:
         trainer.restore(state)
     record = {"settings": {}, "data": []}
-    keeper = Keeper(config, trainer, method, evaluation, data[:2], record, {"facts": 1}, Report(False))  # type: ignore[arg-type]
+    keeper = Keeper(
+        config,
+        trainer,
+        method,
+        evaluation,  # type: ignore[arg-type]
+        data[:2],
+        record,
+        {"facts": 1},
+        Report(False),
+        Meter(torch.device("cpu"), trainer.progress.tokens),
+    )
     return config, trainer, keeper
 
 
@@ -71,6 +84,8 @@ def test_head_is_the_best_in_service_and_last_the_newest(tmp_path: Path) -> None
         trainer.train_step()
     assert (kept(tmp_path)["step"], kept(tmp_path)["evaluation"]["served"]["tau"]) == (1, 1.5)
     assert (kept(tmp_path, "last")["step"], kept(tmp_path, "last")["evaluation"]["served"]["tau"]) == (3, 1.5)
+    costs = [entry["run"] for entry in read_log(tmp_path / "log.jsonl")] + [kept(tmp_path)["run"]]
+    assert all(cost["peak_memory_bytes"] > 0 and cost["tokens_per_second"] >= 0 for cost in costs)
     log = [entry["evaluation"] for entry in read_log(tmp_path / "log.jsonl")]
     assert [entry["kept"] for entry in log] == [True, True, False, False]
     assert all(len(entry["top1"]) == 2 for entry in log)
@@ -118,7 +133,8 @@ def test_what_is_due_when(
     saved: list[int] = []
     save = keeper.save
     monkeypatch.setattr(keeper, "save", lambda state: (saved.append(state["progress"]["step"]), save(state)))
-    Loop(config, trainer, keeper, Throughput(1.0, 1.0), Report(False)).run()
+    meter = Meter(torch.device("cpu"), 0)
+    Loop(config, trainer, keeper, Throughput(1.0, 1.0), Report(False), meter, Interruption(speaks=False)).run()
     steps = trainer.progress.step
     assert steps == 14 and saved[0] == 0 and saved[-1] == steps
     log = read_log(tmp_path / "log.jsonl")

@@ -18,7 +18,7 @@ from alula.train.synth import PATIENCE, SynthConfig, Written, write_conversation
 from alula.train.watch import Watch
 from tests.train.chat import BLIND, PLAIN, SPACED, THINKING, Parrot, chat_tokenizer
 
-SMALL = SynthConfig(300, batch=6, turns=3, user_tokens=30, max_answer_tokens=40, max_tokens=400)
+SMALL = SynthConfig(answer_tokens=300, batch=6, turns=3, user_tokens=30, max_answer_tokens=40, max_tokens=400)
 
 
 class Told(Watch):

@@ -93,6 +93,24 @@ def sets_table(reports: Mapping[str, dict[str, Any]]) -> str:
     return table([heading, *rows])
 
 
+def estimate_table(reports: Mapping[str, dict[str, Any]]) -> str:
+    """A row for each set of prompts; see `alula.train.estimate`."""
+    heading = ["prompts", "number", "served tau", "estimated", "apart", "served acceptance rate", "estimated"]
+    rows = [
+        [
+            name,
+            report["prompts"],
+            report["tau"],
+            report["estimate"]["tau"],
+            f"{report['served_over_estimate']:+.1%}",
+            report["acceptance_rate"],
+            report["estimate"]["acceptance_rate"],
+        ]
+        for name, report in reports.items()
+    ]
+    return table([heading, *rows])
+
+
 def step_table(plain: dict[str, Any], speculative: dict[str, Any]) -> str:
     rows = [[stage, plain["step_ms"][stage], speculative["step_ms"][stage]] for stage in STAGES]
     return table([["ms per step", "plain", "speculative"], *rows])

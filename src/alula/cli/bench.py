@@ -33,6 +33,8 @@ class Bench(JsonOption, SamplingOptions, ModelOptions):
     """Draw a picture of the result into this file (needs matplotlib)."""
     output: Path | None = None
     """Write the JSON object to this file too."""
+    estimate: bool = False
+    """Measure no speed, but acceptance in service against what training expects of the same drafter and texts."""
     compare_hf: bool = False
     """Also measure greedy `transformers` generate against plain decoding (loads the model once more)."""
 
@@ -41,7 +43,7 @@ class Bench(JsonOption, SamplingOptions, ModelOptions):
 
         params, sets = self.params(), read_sets(self.prompts, self.limit)
         self._check(len(sets))
-        report = self._measure(sets, params)
+        report = self._estimate(sets) if self.estimate else self._measure(sets, params)
         if self.output is not None:
             self.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         if self.plot is not None:
@@ -57,6 +59,8 @@ class Bench(JsonOption, SamplingOptions, ModelOptions):
             raise AlulaError(f"repeats is {self.repeats}: give a whole number of at least 1")
         if self.compare_hf and self.temperature > 0:
             raise AlulaError("compare_hf measures greedy decoding: leave --temperature at 0")
+        if self.estimate and (self.temperature > 0 or self.plot is not None or self.rule != "coupled" or self.raw):
+            raise AlulaError("estimate is of greedy chats: leave --temperature at 0, and --plot, --rule and --raw out")
         if self.plot is not None and sets > 1:
             raise AlulaError(f"plot draws one set of prompts, and prompts names {sets}: draw them one by one")
         check_writable("plot", self.plot)
@@ -77,6 +81,22 @@ class Bench(JsonOption, SamplingOptions, ModelOptions):
         if len(reports) == 1:
             return {"set": name, **reports[name]}
         self._say(f"\n{sets_table(reports)}")
+        return {"sets": reports}
+
+    def _estimate(self, sets: dict[str, list[str]]) -> dict[str, Any]:
+        """Served and estimated figures of each set."""
+        from alula.bench.report import estimate_table
+        from alula.train.config import Served
+        from alula.train.estimate import served_and_estimated
+
+        target, reports = self.load_target(), {}
+        tree = {name: getattr(self, name) for name in ("nodes", "depth", "branch", "kv_cache_mib")}
+        with Progress("sets", len(sets)) as progress:
+            for (name, texts), path in zip(sets.items(), self.prompts or ("default",), strict=True):
+                served = Served(held_out=0, prompts=len(texts), sets=(path,), tokens=self.max_tokens, **tree)
+                reports[name] = served_and_estimated(target, self.drafter, served)
+                progress.tick()
+        self._say(estimate_table(reports))
         return {"sets": reports}
 
     def _measure_set(

@@ -27,8 +27,9 @@ class ModelOptions:
     model: str = "smollm2"
     """Built-in name (smollm2), Hugging Face folder or hub id, or GGUF file."""
     drafter: str = "auto"
-    """What proposes tokens: auto (the head shipped for the model, else ngram), none, ngram, or the path of an
-    EAGLE head, of Medusa heads or of a smaller model with the same tokenizer."""
+    """What proposes tokens: auto (the head shipped for the model, else ngram), none, ngram, a name (eagle1, medusa and
+    lm for smollm2, from a checkout's heads/ or $ALULA_HEADS), or the path of an EAGLE head, of Medusa heads or of a
+    smaller model with the same tokenizer."""
     rule: Literal["coupled", "rejection"] = "coupled"
     """How drafts are verified: coupled keeps the text of plain decoding, rejection its distribution."""
     nodes: int = 4

@@ -48,9 +48,7 @@ class Synth(JsonOption, SynthConfig, ModelOptions):
             return self._inspect()
         self.engine_config(max_num_seqs=self.batch)  # refuses a bad value before the model is loaded
         written = self._write()
-        print(
-            json.dumps(asdict(written) | {"output": str(self.output)}) if self.json else _report(self.output, written)
-        )
+        print(json.dumps(asdict(written) | {"output": str(self.output)}) if self.json else written.report(self.output))
         return 0
 
     def _write(self) -> Written:
@@ -82,14 +80,6 @@ class Synth(JsonOption, SynthConfig, ModelOptions):
 
         files = (self.output,) if self.output.exists() else self.inputs
         yield from read_conversations(files, max_tokens=self.max_tokens, tokenizer=tokenizer)
-
-
-def _report(path: Path, written: Written) -> str:
-    lines = [f"{path} holds {written.conversations:,} conversations with {written.answer_tokens:,} answer tokens"]
-    if written.dropped:
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(written.dropped.items()))
-        lines.append(f"dropped: {reasons}")
-    return "\n".join([*lines, *written.bad_lines])
 
 
 class Bar(Watch):

@@ -5,6 +5,8 @@ Its flags are the fields of `alula.train.config.TrainConfig`. torch is imported 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,9 +36,15 @@ def train(arguments: Sequence[str]) -> int:
         args=list(arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
+    from alula.train.interrupt import Stopped
     from alula.train.run import run
 
-    run(config, Bar)
+    try:
+        run(config, Bar)
+    except Stopped as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"alula: {stopped}", file=sys.stderr)
+        return stopped.code
     head = config.output / "head"
     print(f"the head is in {head}: use it with --drafter {head}")
     return 0

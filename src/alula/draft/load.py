@@ -1,4 +1,4 @@
-"""A drafter by name: `none`, `ngram`, `auto`, or the path of a head or of a smaller model."""
+"""A drafter by name: `none`, `ngram`, `auto`, one of `alula.draft.names`, or the path of a head or smaller model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from alula.draft.drafter import Drafter, NoDrafter
 from alula.draft.lm import LanguageModel
 from alula.draft.medusa import MedusaDrafter, MedusaHeads
 from alula.draft.medusa_files import is_medusa_folder, read_medusa
+from alula.draft.names import SHIPPED, VARIABLE, find_named, named_drafters
 from alula.draft.neural import NeuralDrafter
 from alula.draft.ngram import NgramDrafter
 from alula.draft.policy import TreePolicy
 from alula.draft.static import StaticTree
 from alula.model.decoder import DRAFT_MARGIN
 from alula.model.load import LoadedModel, load_model
-
-SHIPPED = Path(__file__).parents[1] / "heads"
-"""Heads that come with the package, one folder each."""
 
 
 def load_drafter(
@@ -37,30 +35,31 @@ def load_drafter(
 ) -> Drafter:
     """The drafter `name` for this target.
 
-    name: `auto` (the head shipped for this target, else n-gram), `none`, `ngram`, the folder of an EAGLE head or of
-    Medusa heads, or a smaller model with the same tokenizer (folder, GGUF file, hub id or built-in name).
+    name: `auto` (the head shipped for this target, else n-gram), `none`, `ngram`, a drafter that has a name (see
+    `alula.draft.names`; a folder of such a name is reached by `./name`), the folder of an EAGLE head or of Medusa
+    heads, or a smaller model with the same tokenizer (folder, GGUF file, hub id or built-in name).
     rule, tree, sampled: see `TreePolicy`; trees are dynamic by default.
     allow_unverified: accept a head that does not say which target it was trained for.
     Raises AlulaError for what is unknown, cannot be read, or does not fit the target.
     """
     policy = TreePolicy(rule, tree, sampled)
     if not isinstance(name, (str, Path)):
-        raise AlulaError(f"drafter is {name!r}: give auto, none, ngram, or a path")
+        raise AlulaError(f"drafter is {name!r}: give auto, none, ngram, a name or a path")
     if name == "none":
         return NoDrafter()
     if name == "auto" and (shipped := find_shipped(target, SHIPPED)) is not None:
         return build_head(read_head(shipped), target_parts(target), policy)
     if name in ("auto", "ngram"):
         return NgramDrafter()
-    path = Path(name).expanduser()
+    path = find_named(name, target.name) or Path(name).expanduser()
     if path.is_dir() and is_medusa_folder(path):
         return load_medusa(path, target, policy, allow_unverified=allow_unverified)
     if path.is_dir() and is_head_folder(path):
         return load_head(path, target, policy, allow_unverified=allow_unverified)
     if not name or (not path.exists() and "/" not in str(name) and name != "smollm2"):
         raise AlulaError(
-            f"drafter is {str(name)!r}: give auto, none, ngram, or the path of an EAGLE head, of Medusa heads or of a "
-            "smaller model"
+            f"drafter is {str(name)!r}: give {', '.join(['auto', 'none', 'ngram', *named_drafters()])}, or the path of "
+            f"an EAGLE head, of Medusa heads or of a smaller model (folders in {VARIABLE} add names)"
         )
     return load_language_model(name if not path.exists() else path, target, policy)
 
@@ -93,9 +92,9 @@ def load_head(
     return drafter
 
 
-def is_unverified_head(name: str | Path) -> bool:
-    """Whether `name` is the folder of a head that does not say which target it was trained for."""
-    folder = Path(name).expanduser()
+def is_unverified_head(name: str | Path, target: str) -> bool:
+    """Whether `name` is a head that does not say which target it was trained for. target: the model's name."""
+    folder = find_named(name, target) or Path(name).expanduser()
     return folder.is_dir() and is_head_folder(folder) and not _names_target(read_provenance(folder))
 
 

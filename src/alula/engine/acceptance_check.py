@@ -42,7 +42,7 @@ class Acceptance:
 
 def warn_if_never_accepted(name: str | Path, model: LoadedModel, drafter: Drafter, config: EngineConfig) -> None:
     """Measure the drafter `name` where it is a head without provenance, and warn where it guesses near chance."""
-    if not is_unverified_head(name):
+    if not is_unverified_head(name, model.name):
         return
     found = measure_acceptance(model, drafter, config)
     if found.near_chance:

@@ -109,7 +109,7 @@ def run_ablation(name: str, config: AblationConfig, watcher: Watcher) -> list[Re
         if not file.is_file():
             raise AlulaError(f"data file {file} does not exist: check the path")
     config.output.mkdir(parents=True, exist_ok=True)
-    model = load_model(config.model, dtype=config.dtype)
+    model = load_model(config.model, dtype=config.dtype, device=config.device)
     path, settings = config.output / f"{name}.json", _settings(config, model)
     results = _known(path, settings)
     made = {(result.arm, result.seed) for result in results}

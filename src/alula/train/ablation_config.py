@@ -30,6 +30,8 @@ class AblationConfig:
     """Held-out conversations looked at, at most."""
     dtype: str = "bfloat16"
     """Numeric format in which the target runs and features are kept."""
+    device: str = "cpu"
+    """Where target and heads lie, as torch names it."""
     threads: int | None = None
     """torch's thread count."""
     recipe: Recipe = field(default_factory=lambda: Recipe(total_tokens=200_000))

@@ -45,12 +45,16 @@ class Batch:
 
 
 def make_batch(conversations: Sequence[Conversation], features: Sequence[Features]) -> Batch:
-    """Pad and pack. Entry p of a text is the pair (f_p, t_{p+1}), so a text of n tokens has n - 1 entries."""
+    """Pad and pack, on the device of the features.
+
+    Entry p of a text is the pair (f_p, t_{p+1}), so a text of n tokens has n - 1 entries.
+    """
     texts = len(conversations)
     longest = max(len(c.tokens) for c in conversations)
     chains = max(len(c.learned) for c in conversations)
+    place = features[0].taps_nF.device
     texts_BX = torch.zeros(texts, longest, dtype=torch.long)
-    features_BSF = torch.zeros(texts, longest - 1, features[0].taps_nF.shape[1])
+    features_BSF = torch.zeros(texts, longest - 1, features[0].taps_nF.shape[1], device=place)
     starts_BA = torch.zeros(texts, chains, dtype=torch.long)
     valid_BA = torch.zeros(texts, chains, dtype=torch.bool)
     learned_BX = torch.full((texts, longest), -1)
@@ -63,12 +67,13 @@ def make_batch(conversations: Sequence[Conversation], features: Sequence[Feature
         valid_BA[b, : len(learned)] = True
         learned_BX[b, learned] = torch.arange(total, total + len(learned))
         total += len(learned)
+    texts_BX = texts_BX.to(place)
     return Batch(
-        Chains(texts_BX[:, 1:], features_BSF, starts_BA),
+        Chains(texts_BX[:, 1:], features_BSF, starts_BA.to(place)),
         texts_BX,
-        valid_BA,
-        learned_BX,
+        valid_BA.to(place),
+        learned_BX.to(place),
         torch.cat([known.hidden_MD for known in features]).float(),
         torch.cat([known.choice_M for known in features]),
-        torch.tensor([c.tokens[m] for c in conversations for m in c.learned]),
+        torch.tensor([c.tokens[m] for c in conversations for m in c.learned], device=place),
     )

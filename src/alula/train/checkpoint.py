@@ -21,13 +21,22 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a trainer's state; the file is replaced only once the new one is complete and on disk."""
+    """Write a trainer's state, whatever device it is on; the file is replaced only once the new one is on disk."""
 
     def write(unfinished: Path) -> None:
         with unfinished.open("wb") as file:
-            torch.save(dict(state), file)
+            torch.save(_on_cpu(state), file)
 
     write_whole(path, write)
+
+
+def _on_cpu(value: Any) -> Any:
+    """``value`` with every tensor on the CPU, in dictionaries and lists too."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {key: _on_cpu(one) for key, one in value.items()}
+    return [_on_cpu(one) for one in value] if isinstance(value, list) else value
 
 
 def load_state(path: Path) -> dict[str, Any] | None:
@@ -47,9 +56,14 @@ def export_head(
     folder: Path, head: Eagle3Head, vocabulary: DraftVocabulary, provenance: Mapping[str, Any] | None = None
 ) -> None:
     """Write the head as every engine reads it: official tensor names, bf16, with d2t, t2d and its RoPE base."""
-    weights = head.official_weights() | {"d2t": vocabulary.d2t(), "t2d": vocabulary.t2d()}
+    weights = on_cpu(head.official_weights()) | {"d2t": vocabulary.d2t(), "t2d": vocabulary.t2d()}
     limit = head.config.max_position_embeddings
     save_official(folder, serving_config(head.config), weights, provenance, max_position_embeddings=limit)
+
+
+def on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What is written to a file."""
+    return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
 
 def serving_config(config: HeadConfig, kind: head_config.HeadKind = "eagle3") -> head_config.HeadConfig:
@@ -83,7 +97,7 @@ def read_start(
     files = read_head(folder)
     check_sizes(folder, files.config, serving_config(replace(sizes, draft_vocab_size=files.config.draft_vocab_size)))
     weights = {name: tensor.float() for name, tensor in files.weights.items() if name not in ("d2t", "t2d")}
-    weights["fc.weight"] = weights["fc.weight"] * tap_scale_F
+    weights["fc.weight"] = weights["fc.weight"] * tap_scale_F.cpu()
     offsets_C = files.weights.get("d2t", torch.zeros(files.config.draft_vocab_size, dtype=torch.int64))
     vocabulary = DraftVocabulary(torch.arange(len(offsets_C)) + offsets_C, files.config.vocab_size)
     return weights | {"tap_scale_F": tap_scale_F}, vocabulary

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import subcommand
+from tyro.conf import arg, subcommand
 
 from alula.config import AlulaError
+from alula.train.making import MakingConfig, at_least
 from alula.train.methods.options import Eagle1Options, Eagle3Options, LMOptions, MedusaOptions
 
 
@@ -117,8 +118,11 @@ class TrainConfig:
     """JSON-lines files of conversations; none lets the target write its own."""
     start_from: Path | None = None
     """Folder of a head of the same sizes to go on from, with its own draft vocabulary; none starts from a fit."""
-    answer_tokens: int = 300_000
-    """How many answer tokens the target writes when no data is given."""
+    answer_tokens: int | None = None
+    """How many answer tokens the target writes when no data is given; None is 300,000 from nothing, and all that
+    synth.inputs bring."""
+    synth: MakingConfig = field(default_factory=MakingConfig)
+    """How it writes them, as `alula synth` does."""
     max_tokens: int = 1024
     """Longer conversations are cut here, or at the model's context limit."""
     held_out_one_in: int = 24
@@ -143,24 +147,31 @@ class TrainConfig:
     """Settings that may differ from those of the checkpoint, as it names them: recipe.total_tokens, say."""
     dtype: str = "bfloat16"
     """Numeric format in which the target runs and features are kept."""
+    device: str = "cpu"
+    """Where target and drafter lie, by torch's name: cpu, cuda, cuda:1. Under torchrun, cuda is each one's own."""
     threads: int | None = None
     """torch's thread count."""
     seed: int = 0
     """Start values, data order and data."""
     recipe: Recipe = field(default_factory=Recipe)
     """Optimiser and schedule."""
-    method: (
+    method: Annotated[
         Annotated[Eagle3Options, subcommand("eagle3", prefix_name=False)]
         | Annotated[Eagle1Options, subcommand("eagle1", prefix_name=False)]
         | Annotated[MedusaOptions, subcommand("medusa", prefix_name=False)]
-        | Annotated[LMOptions, subcommand("lm", prefix_name=False)]
-    ) = field(default_factory=Eagle3Options)
+        | Annotated[LMOptions, subcommand("lm", prefix_name=False)],
+        arg(name=""),
+    ] = field(default_factory=Eagle3Options)
     """What is trained, and its losses."""
 
     def __post_init__(self) -> None:
         for name in ("save_minutes", "evaluate_minutes"):
             _check(name, getattr(self, name), least=0)
-        for name, least in (("answer_tokens", 1), ("max_tokens", 4), ("held_out_one_in", 2), ("evaluated", 0)):
+        if self.answer_tokens is not None:
+            at_least("answer_tokens", self.answer_tokens, 1)
+        for name, least in (("max_tokens", 4), ("held_out_one_in", 2), ("evaluated", 0)):
             _check(name, getattr(self, name), whole=True, least=least)
         _check("evaluate_steps", self.evaluate_steps, whole=True, least=0)
+        if self.data and self.synth != MakingConfig():
+            raise AlulaError("synth says how data is written, and data is given: leave out one of them")
         _check_choice("features", self.features, "on-the-fly", "stored")

@@ -87,14 +87,35 @@ def _place(gradients: Sequence[torch.Tensor]) -> torch.device:
     return gradients[0].device if gradients else torch.device("cpu")
 
 
+def local_device(device: str) -> str:
+    """This process's device: under torchrun, ``cuda`` is the GPU of its local rank.
+
+    Raises AlulaError where several processes would share one GPU.
+    """
+    if device.split(":")[0] != "cuda" or _world() < 2:
+        return device
+    if device != "cuda":
+        raise AlulaError(f"device is {device!r} for {_world()} processes: give cuda, and each takes its own")
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
-def joined() -> Iterator[Processes]:
-    """The processes that `torchrun` started, or this one alone. Raises AlulaError where they cannot meet."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+def joined(device: torch.device) -> Iterator[Processes]:
+    """The processes that `torchrun` started, or this one alone. Raises AlulaError where they cannot meet.
+
+    device: this process's. Gradients on GPUs are added over nccl, everything else over gloo.
+    """
+    if _world() < 2:
         yield OneProcess()
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise AlulaError(f"the training processes cannot meet ({error}): start them with torchrun") from None
     try:

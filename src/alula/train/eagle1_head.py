@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from alula.train.batch import Batch
 from alula.train.features import FeatureTarget
 from alula.train.head import Attention, Chains, HeadConfig, Layer, first_attention
-from alula.train.initial import advanced, at_starts, fit_down, place_attention, ridge
+from alula.train.initial import advanced, at_starts, draw_normal, fit_down, place_attention, ridge
 
 Inputs = Literal["advanced", "unshifted", "feature", "token"]
 """What a head reads at a pair: the feature and the token after it (the published head), the feature and its own token,
@@ -94,13 +94,13 @@ def new_eagle1_head(
 ) -> Eagle1Head:
     """A head fitted to the samples' next features by least squares: fc, then attention placed by hand with its output
     projection, then the MLP's down projection, each to what the ones before leave."""
-    head = Eagle1Head(config, target, inputs)
+    head = Eagle1Head(config, target, inputs).to(target.embedding_VD.device)
     generator = torch.Generator().manual_seed(seed)
     wanted_MD = torch.cat([batch.hidden_MD for batch in samples])
     with torch.no_grad():
         for module in head.layer.modules():
             if isinstance(module, nn.Linear):
-                module.weight.normal_(0.0, module.in_features**-0.5, generator=generator)
+                draw_normal(module.weight, module.in_features**-0.5, generator)
         fused_MD = _fit_fc(head, samples, wanted_MD)
         place_attention(config, head.attention, fused_MD, wanted_MD)
         attended_MX = torch.cat([first_attention(head, head.chains(batch))[batch.valid_BA] for batch in samples])
@@ -116,7 +116,7 @@ def _fit_fc(head: Eagle1Head, samples: Sequence[Batch], wanted_MD: Tensor) -> Te
     raw_MI = head.paired(head.embed(tokens_M), features_MD)
     head.input_scale_I.copy_(raw_MI.square().mean(0).sqrt().clamp_min(1e-6))
     inputs_MI = raw_MI / head.input_scale_I
-    weight = ridge(torch.cat([inputs_MI, torch.ones(len(inputs_MI), 1)], -1), wanted_MD)
+    weight = ridge(torch.cat([inputs_MI, inputs_MI.new_ones(len(inputs_MI), 1)], -1), wanted_MD)
     head.fc.weight.copy_(weight[:, :-1])
     head.fc.bias.copy_(weight[:, -1])
     fused_MD: Tensor = head.fc(inputs_MI)

@@ -17,7 +17,7 @@ from alula.train.data import Conversation
 
 
 class FeatureTarget(Protocol):
-    """The frozen target, as far as training needs it."""
+    """The frozen target, as far as training needs it; all its tensors are on one device, where training happens."""
 
     embedding_VD: Tensor
     """Input embedding."""
@@ -51,7 +51,7 @@ def compute_features(
         states = target.states([c.tokens for c in conversations], taps)
         results = []
         for conversation, (taps_nF, hidden_nD) in zip(conversations, states, strict=True):
-            hidden_MD = hidden_nD[torch.tensor(conversation.learned) - 1]
+            hidden_MD = hidden_nD[torch.tensor(conversation.learned, device=hidden_nD.device) - 1]
             choice_M = (hidden_MD @ target.lm_head_VD.T).argmax(-1)
             results.append(Features(taps_nF.to(dtype), hidden_MD.to(dtype), choice_M))
     return results

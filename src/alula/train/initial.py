@@ -36,16 +36,16 @@ def new_head(
     config: HeadConfig, target: FeatureTarget, vocabulary: DraftVocabulary, samples: Sequence[Batch], *, seed: int
 ) -> Eagle3Head:
     """A head that starts as the best guess without gradient descent; ``samples`` need some thousand learned tokens."""
-    head = Eagle3Head(config, target.embedding_VD.float())
+    head = Eagle3Head(config, target.embedding_VD.float()).to(target.embedding_VD.device)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in head.midlayer.modules():
             if isinstance(module, nn.Linear):
-                module.weight.normal_(0.0, module.in_features**-0.5, generator=generator)
+                draw_normal(module.weight, module.in_features**-0.5, generator)
         # Attention is fitted before fc is; what it gathers until then must not depend on who drew numbers before.
-        head.fc.weight.normal_(0.0, head.fc.in_features**-0.5, generator=generator)
+        draw_normal(head.fc.weight, head.fc.in_features**-0.5, generator)
         head.tap_scale_F.copy_(tap_sizes(samples, config))
-        head.lm_head.weight.copy_(target.lm_head_VD[vocabulary.target_ids_C])
+        head.lm_head.weight.copy_(target.lm_head_VD[vocabulary.target_ids_C.to(target.lm_head_VD.device)])
         wanted_MD = torch.cat([batch.hidden_MD for batch in samples]) / target.norm_D
         layer = head.midlayer
         embedded_MD = torch.cat([layer.input_layernorm(head.embed(advanced(batch))) for batch in samples])
@@ -55,6 +55,11 @@ def new_head(
         # A fit is shorter than what it fits; the norm undoes that, so its weight must not be overconfident.
         head.norm.weight.copy_(target.norm_D * state_MD.square().mean().sqrt())
     return head
+
+
+def draw_normal(weight: Tensor, size: float, generator: torch.Generator) -> None:
+    """Numbers of the CPU generator, so that they are the same on every device."""
+    weight.copy_(torch.empty(weight.shape).normal_(0.0, size, generator=generator))
 
 
 def ridge(inputs_MI: Tensor, wanted_MO: Tensor) -> Tensor:
@@ -89,13 +94,13 @@ def place_attention(config: HeadConfig, attention: nn.Module, inputs_MW: Tensor,
     attention: holds q_proj, k_proj and v_proj. inputs_MW: those columns where predictions are made.
     """
     width = inputs_MW.shape[1]
-    constant_W = ridge(inputs_MW, torch.ones(len(inputs_MW), 1))[0]
+    constant_W = ridge(inputs_MW, inputs_MW.new_ones(len(inputs_MW), 1))[0]
     query, key, value = (attention.get_parameter(f"{name}_proj.weight") for name in "qkv")
     query_HKE = query.view(config.heads, config.head_dim, -1)
     key_GKE = key.view(config.kv_heads, config.head_dim, -1)
     key_GKE.mul_(0.1)
     query_HKE.mul_(0.1)
-    pattern_K = torch.zeros(config.head_dim)
+    pattern_K = torch.zeros(config.head_dim, device=inputs_MW.device)
     pattern_K[: min(_FREQUENCIES, config.head_dim // 2)] = _FOCUS
     key_GKE[:, :, :width] = pattern_K[:, None] * constant_W
     per_group = config.heads // config.kv_heads
@@ -111,7 +116,7 @@ def place_attention(config: HeadConfig, attention: nn.Module, inputs_MW: Tensor,
 def _looking_back(pattern_K: Tensor, entries: int, theta: float) -> Tensor:
     """The query whose score with a constant key ``pattern_K`` is greatest that many entries back."""
     half = len(pattern_K) // 2
-    angles = -entries * theta ** (-torch.arange(half) / half)
+    angles = -entries * theta ** (-torch.arange(half, device=pattern_K.device) / half)
     return torch.cat([pattern_K[:half] * angles.cos(), pattern_K[:half] * angles.sin()])
 
 

@@ -13,7 +13,9 @@ from alula.train.checkpoint import CHECKPOINT, save_state
 from alula.train.config import TrainConfig
 from alula.train.data import Conversation
 from alula.train.evaluate import evaluate
+from alula.train.interrupt import Interruption, Stopped
 from alula.train.logs import RunLog, read_log
+from alula.train.meter import Meter
 from alula.train.methods.method import Method
 from alula.train.plot import available, draw
 from alula.train.report import Report
@@ -29,7 +31,7 @@ class Keeper:
 
     method: what is exported and evaluated; a whole copy, where the trainer has a part of the weights only. held:
     conversations whose figures go into the log. record: what a checkpoint keeps beside the trainer's state. facts:
-    provenance, known before training.
+    provenance, known before training. meter: what the run costs.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Keeper:
         record: Mapping[str, Any],
         facts: Mapping[str, Any],
         report: Report,
+        meter: Meter,
     ) -> None:
+        self._meter = meter
         self._folder, self._trainer, self._method, self._evaluation = config.output, trainer, method, evaluation
         self._held, self._record, self._facts, self._report = held, record, facts, report
         self._draws = available()
@@ -67,7 +71,7 @@ class Keeper:
         if kept:
             self._export(HEAD, figures)
             self._best = tau
-        self.log.add({**self._reached(), "evaluation": {**figures, "kept": kept}})
+        self.log.add({**self._reached(), "evaluation": {**figures, "kept": kept}, "run": self._cost()})
         self._report.evaluation(self._trainer, figures, kept)
         if self._draws:
             draw(read_log(self.log.path), self._folder / "training.png")
@@ -82,8 +86,11 @@ class Keeper:
         return figures
 
     def _export(self, name: str, figures: Mapping[str, Any]) -> None:
-        training = {**self._reached(), "evaluation": figures}
+        training = {**self._reached(), "evaluation": figures, "run": self._cost()}
         self._method.export(self._folder / name, {**self._facts, "training": training})
+
+    def _cost(self) -> dict[str, Any]:
+        return self._meter.figures(self._trainer.progress.tokens)
 
     def _reached(self) -> dict[str, int]:
         return {"step": self._trainer.progress.step, "tokens": self._trainer.progress.tokens}
@@ -112,27 +119,38 @@ def _served_figures(path: Path) -> dict[str, Any] | None:
 
 
 class Loop:
-    """Runs the trainer to its end. ``keeper`` is None on ranks that write nothing; what is due, rank 0 says."""
+    """Runs the trainer to its end, or to the first signal. ``keeper`` is None on ranks that write nothing; what is due,
+    and whether there was a signal, rank 0 says."""
 
     def __init__(
-        self, config: TrainConfig, trainer: Trainer, keeper: Keeper | None, throughput: Throughput, report: Report
+        self,
+        config: TrainConfig,
+        trainer: Trainer,
+        keeper: Keeper | None,
+        throughput: Throughput,
+        report: Report,
+        meter: Meter,
+        interruption: Interruption,
     ) -> None:
+        self._meter, self._interruption = meter, interruption
         self._config, self._trainer, self._keeper = config, trainer, keeper
         self._throughput, self._report = throughput, report
         self._saved = self._evaluated = time.monotonic()
 
     def run(self) -> None:
-        """Until the recipe's tokens are used up. A new run begins with an evaluation, as a trial of it."""
+        """Until the recipe's tokens are used up. A new run begins with an evaluation, as a trial of it.
+
+        Raises Stopped after a signal, once the step in which it came is saved.
+        """
         trainer = self._trainer
         if trainer.progress.step == 0:
             # Start values are saved too: a fit made again may differ in its last bits.
             self._keep(save=True, evaluate=True)
         self._report.begin(trainer)
-        before, started = trainer.progress.tokens, time.monotonic()
         while not trainer.finished:
             self._step()
-        self._report.speed(trainer.progress.tokens - before, time.monotonic() - started, self._throughput)
         self._keep(save=True, evaluate=True)
+        self._report.cost(self._meter.figures(trainer.progress.tokens), self._throughput)
         if self._keeper is not None:
             self._keeper.log.close()
 
@@ -142,17 +160,27 @@ class Loop:
         self._report.step(trainer, entry, self._throughput)
         if self._keeper is not None:
             self._keeper.log.add({"step": trainer.progress.step, "tokens": trainer.progress.tokens, **entry})
-        save, evaluate = trainer.processes.agree(self._due)
+        save, evaluate, number = trainer.processes.agree(self._due)
         self._keep(save=save, evaluate=evaluate)
+        if number:
+            where = self._config.output / CHECKPOINT
+            raise Stopped(
+                number,
+                f"stopped after step {trainer.progress.step}, which is saved in {where}: the same command goes on",
+            )
 
-    def _due(self) -> tuple[bool, bool]:
-        """Whether it is time for (a checkpoint, an evaluation); the end of the run sees to its own."""
+    def _due(self) -> tuple[bool, bool, int]:
+        """Whether it is time for (a checkpoint, an evaluation), and the number of a signal that came, or 0.
+
+        The end of the run sees to its own."""
+        if self._interruption.number:
+            return True, False, self._interruption.number
         now, every, config = time.monotonic(), self._config.evaluate_steps, self._config
         by_step = every > 0 and self._trainer.progress.step % every == 0
         evaluate = by_step or now - self._evaluated >= 60 * config.evaluate_minutes
         save = evaluate or now - self._saved >= 60 * config.save_minutes
         going_on = not self._trainer.finished
-        return save and going_on, evaluate and going_on
+        return save and going_on, evaluate and going_on, 0
 
     def _keep(self, *, save: bool, evaluate: bool) -> None:
         if not save and not evaluate:

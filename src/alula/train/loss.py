@@ -49,14 +49,14 @@ def choose_candidates(probabilities_MC: Tensor, count: int, generator: torch.Gen
     Sampled softmax (Jean et al., arXiv 1412.2007): the normaliser stays right in expectation of its tail, for a
     fraction of the cost of the largest matrix of the head.
     """
-    draft = probabilities_MC.shape[1]
+    draft, place = probabilities_MC.shape[1], probabilities_MC.device
     if count <= 0 or count >= draft:
-        return Candidates(torch.arange(draft), torch.zeros(draft))
+        return Candidates(torch.arange(draft, device=place), torch.zeros(draft, device=place))
     order_C = probabilities_MC.sum(0).argsort(descending=True)
     drawn = max(1, count // 5)
     likely_N, rest = order_C[: count - drawn], order_C[count - drawn :]
-    chosen_N = rest[torch.randperm(len(rest), generator=generator)[:drawn]]
-    correction_N = torch.zeros(count)
+    chosen_N = rest[torch.randperm(len(rest), generator=generator)[:drawn].to(place)]
+    correction_N = torch.zeros(count, device=place)
     correction_N[len(likely_N) :] = math.log(len(rest) / drawn)
     return Candidates(torch.cat([likely_N, chosen_N]), correction_N)
 

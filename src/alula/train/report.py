@@ -51,9 +51,8 @@ class Report:
             known = facts["draft_vocabulary"]
             coverage = known["held_out_coverage"]
             self.say(f"draft vocabulary: {known['size']} tokens, which cover {coverage:.2%} of the held-out answers")
-        parameters = sum(p.numel() for p in trainer.method.module.parameters() if p.requires_grad)
         at = f", going on from step {trainer.progress.step}" if trainer.progress.step else ""
-        self.say(f"method: {trainer.method.name}, {parameters / 1e6:.2f} million trainable parameters{at}")
+        self.say(f"method: {trainer.method.name}, {trainer.trainable / 1e6:.2f} million trainable parameters{at}")
 
     def begin(self, trainer: Trainer) -> None:
         """Show the bar."""
@@ -68,10 +67,13 @@ class Report:
         speed = f"{rate:.0f} tokens/s ({throughput.share(rate):.0%} of the ceiling)"
         self._bar.update(self._task, completed=trainer.progress.tokens, figures=f"{first}, {speed}")
 
-    def speed(self, tokens: int, seconds: float, throughput: Throughput) -> None:
-        """Over the whole run, its evaluations and checkpoints included."""
-        rate = tokens / max(seconds, 1e-9)
-        self.say(f"{rate:.0f} learned tokens/s over the run, {throughput.share(rate):.0%} of the ceiling")
+    def cost(self, figures: Mapping[str, Any], throughput: Throughput) -> None:
+        """Of the whole run, its evaluations and checkpoints included; see `alula.train.meter`."""
+        rate, memory = figures["tokens_per_second"], figures["peak_memory_bytes"] / 2**20
+        self.say(
+            f"{rate:.0f} learned tokens/s over the run, {throughput.share(rate):.0%} of the ceiling; at most "
+            f"{memory:,.0f} MiB of memory ({figures['memory_of']})"
+        )
 
     def evaluation(self, trainer: Trainer, figures: Mapping[str, Any], kept: bool) -> None:
         """After an evaluation. kept: it is the best so far."""

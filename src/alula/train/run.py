@@ -13,14 +13,16 @@ from alula.config import AlulaError
 from alula.draft.drafter import NoDrafter
 from alula.engine.config import EngineConfig
 from alula.engine.engine import Engine
-from alula.model.load import LoadedModel, load_model, set_threads
+from alula.model.load import LoadedModel, load_model, resolve_device, set_threads
 from alula.train.checkpoint import CHECKPOINT, load_state
 from alula.train.config import TrainConfig
 from alula.train.data import Conversation, read_conversations, split_held_out
-from alula.train.distributed import Processes, joined
+from alula.train.distributed import Processes, joined, local_device
 from alula.train.features import FeatureStore
 from alula.train.generate import engine_generate
+from alula.train.interrupt import Interruption
 from alula.train.loop import Keeper, Loop
+from alula.train.meter import Meter
 from alula.train.methods.method import Maker, Method, Setting
 from alula.train.methods.select import maker
 from alula.train.provenance import provenance_of
@@ -40,16 +42,20 @@ Watching = Callable[[], AbstractContextManager[Watch]]
 
 
 def run(config: TrainConfig, watching: Watching = lambda: nullcontext(Watch())) -> None:
-    """Train, keep the best in ``output/head`` and return. Raises AlulaError for what the user can mend."""
+    """Train, keep the best in ``output/head`` and return.
+
+    Raises AlulaError for what the user can mend, and Stopped after a signal, with everything saved.
+    """
     set_threads(config.threads)
+    device = resolve_device(local_device(config.device))
     _check_files(config)
     config.output.mkdir(parents=True, exist_ok=True)
-    with joined() as processes, Report(processes.rank == 0) as report:
+    with joined(device) as processes, Report(processes.rank == 0) as report:
         _check_processes(config, processes.count)
-        model = load_model(config.model, dtype=config.dtype)
+        model = load_model(config.model, dtype=config.dtype, device=device)
         settings = settings_of(config, model.weights_hash)
         check_names(config.change, settings)
-        files = config.data or (processes.agree(lambda: _write_data(config, model, watching)),)
+        files = config.data or (processes.agree(lambda: _write_data(config, model, watching, report.say)),)
         state = load_state(config.output / CHECKPOINT)
         if state is not None:
             check_resumable(config.output / CHECKPOINT, state, settings, files, config.change)
@@ -58,6 +64,7 @@ def run(config: TrainConfig, watching: Watching = lambda: nullcontext(Watch())) 
 
 def _check_files(config: TrainConfig) -> None:
     """Before anything is loaded."""
+    _synth_config(config).check()
     for path in config.data:
         if not path.is_file():
             raise AlulaError(f"data file {path} does not exist: check the path")
@@ -78,14 +85,17 @@ def _check_processes(config: TrainConfig, count: int) -> None:
         )
 
 
-def _write_data(config: TrainConfig, model: LoadedModel, watching: Watching) -> Path:
-    path = config.output / "data.jsonl"
-    synth = SynthConfig(config.answer_tokens, seed=config.seed)
+def _synth_config(config: TrainConfig) -> SynthConfig:
+    return SynthConfig(**vars(config.synth), answer_tokens=config.answer_tokens, seed=config.seed)
+
+
+def _write_data(config: TrainConfig, model: LoadedModel, watching: Watching, say: Callable[[str], None]) -> Path:
+    path, synth = config.output / "data.jsonl", _synth_config(config)
     # Wide batches: nothing waits for these texts, and a row of many shares each load of the weights.
     wide = EngineConfig(max_num_seqs=synth.batch, max_num_batched_tokens=4 * synth.batch, kv_cache_mib=1536)
     with watching() as watch:
         generate = engine_generate(Engine(model, NoDrafter(), wide), watch.tokens)
-        write_conversations(path, model.tokenizer, generate, synth, watch)
+        say(write_conversations(path, model.tokenizer, generate, synth, watch).report(path))
     return path
 
 
@@ -108,12 +118,14 @@ class _Assembly:
         setting = Setting(self._model, store, train, self._config.seed)
         method = self._method(setting, state)
         trainer = self._trainer(setting, method, state)
-        facts = method.facts(held)
+        facts = {**method.facts(held), "trainable_parameters": trainer.trainable}
         self._report.opening(trainer, facts)
-        keeper = self._keeper(trainer, method, held, settings, facts) if self._processes.rank == 0 else None
+        meter = Meter(self._model.device, trainer.progress.tokens)
+        keeper = self._keeper(trainer, method, held, settings, facts, meter) if self._processes.rank == 0 else None
         throughput = measure(method, setting.store, train, self._config.recipe, self._model.config)
         self._report.say(throughput.sentence())
-        Loop(self._config, trainer, keeper, throughput, self._report).run()
+        with Interruption(speaks=self._processes.rank == 0) as interruption:
+            Loop(self._config, trainer, keeper, throughput, self._report, meter, interruption).run()
 
     def _keeper(
         self,
@@ -122,12 +134,13 @@ class _Assembly:
         held: list[Conversation],
         settings: dict[str, Any],
         facts: Mapping[str, Any],
+        meter: Meter,
     ) -> Keeper:
         config = self._config
         evaluation = ServedEvaluation(self._model, held, config.served)
         record = {"settings": settings, DATA: data_record(self._files)}
         known = provenance_of(config, self._model, self._files, facts)
-        return Keeper(config, trainer, method, evaluation, held[: config.evaluated], record, known, self._report)
+        return Keeper(config, trainer, method, evaluation, held[: config.evaluated], record, known, self._report, meter)
 
     def _read(self, tell: Callable[[str], None]) -> tuple[list[Conversation], list[Conversation]]:
         """(training, held out)"""

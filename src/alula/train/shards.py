@@ -122,7 +122,7 @@ class ShardStore(FeatureStore):
         checksums: dict[str, str] = {}
         for group in forwards(shard):
             for conversation, features in zip(group, self.compute(group), strict=True):
-                parts = {name: tensor.contiguous() for name, tensor in _parts(features).items()}
+                parts = {name: tensor.cpu().contiguous() for name, tensor in _parts(features).items()}
                 tensors |= {f"{conversation.key}.{name}": tensor for name, tensor in parts.items()}
                 checksums[conversation.key] = _checksum(features)
                 done += self._size(conversation)
@@ -132,7 +132,7 @@ class ShardStore(FeatureStore):
 
     def _stored(self, conversation: Conversation) -> Features:
         path = self._shard_of[conversation.key]
-        features = _read(path, conversation.key)
+        features = _read(path, conversation.key, self.target.norm_D.device)
         if features is None:
             warnings.warn(f"{path} is damaged: its features are computed again", stacklevel=2)
             self._repair(path)
@@ -192,8 +192,8 @@ def _checksums(path: Path) -> dict[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
-def _read(path: Path, key: str) -> Features | None:
-    """None for anything that is not what was written."""
+def _read(path: Path, key: str, device: torch.device) -> Features | None:
+    """On a device; None for anything that is not what was written."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -202,7 +202,9 @@ def _read(path: Path, key: str) -> Features | None:
             wanted = json.loads(file.metadata()[_CHECKSUMS])[key]
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         return None
-    return features if _checksum(features) == wanted else None
+    if _checksum(features) != wanted:
+        return None
+    return Features(*(tensor.to(device) for tensor in _parts(features).values()))
 
 
 def _parts(features: Features) -> dict[str, torch.Tensor]:
@@ -212,7 +214,7 @@ def _parts(features: Features) -> dict[str, torch.Tensor]:
 def _checksum(features: Features) -> str:
     total = hashlib.blake2b(digest_size=16)
     for tensor in _parts(features).values():
-        total.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        total.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -21,7 +21,7 @@ from alula.draft.expand import Growth
 from alula.draft.policy import TreePolicy
 from alula.engine.metrics import DraftStats
 from alula.sequence import Verdict
-from alula.tree import ROOT_ONLY, DraftTree, TreeShape
+from alula.tree import ROOT_ONLY, DraftTree, IntArray, TreeShape
 
 
 class Branches(Protocol):
@@ -77,16 +77,22 @@ def simulate(written: Written, branches: Branches, policy: TreePolicy, shape: Tr
 
 def _trees(growth: Growth, branches: Branches) -> list[DraftTree]:
     with torch.inference_mode():
+        roots_AC = branches.logits()
         while len(frontier := growth.frontier):
             if frontier.origin_F[0] >= 0:
-                branches.descend(torch.from_numpy(frontier.origin_F), torch.from_numpy(frontier.tokens_F))
+                branches.descend(_beside(roots_AC, frontier.origin_F), _beside(roots_AC, frontier.tokens_F))
                 logits_FC = branches.logits()
             else:
-                logits_FC = branches.logits()[torch.from_numpy(frontier.lane_F)]
+                logits_FC = roots_AC[_beside(roots_AC, frontier.lane_F)]
             best = logits_FC.log_softmax(-1).topk(min(frontier.children, logits_FC.shape[1]))
             tokens_FK = best.indices if branches.vocabulary_C is None else branches.vocabulary_C[best.indices]
             growth.grow(tokens_FK.cpu().numpy(), best.values.float().cpu().numpy())
     return growth.trees()
+
+
+def _beside(other: Tensor, numbers: IntArray) -> Tensor:
+    """On the device of another tensor."""
+    return torch.from_numpy(numbers).to(other.device)
 
 
 def _walk(tree: DraftTree, text: Sequence[int]) -> Verdict:

@@ -22,7 +22,7 @@ from alula.model.load import LoadedModel
 from alula.train.batch import Batch
 from alula.train.features import FeatureTarget
 from alula.train.head import HeadConfig
-from alula.train.initial import place_attention, ridge
+from alula.train.initial import draw_normal, place_attention, ridge
 from alula.train.methods.options import LMOptions
 from alula.train.vocabulary import expected_counts
 
@@ -83,7 +83,7 @@ def start_student(
         for name, weight in layers.named_parameters():
             if weight.ndim == 2:
                 outward = name.endswith(("o_proj.weight", "down_proj.weight"))
-                weight.zero_() if outward else weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+                weight.zero_() if outward else draw_normal(weight, weight.shape[1] ** -0.5, generator)
         for index, layer in enumerate(layers.children()):
             if not index:
                 normed_ME = _seen(student, samples, layer, "self_attn.q_proj")

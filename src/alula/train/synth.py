@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING
 
 from alula.bench.tasks import prompt_file
 from alula.config import AlulaError
-from alula.train.contamination import SHORTEST, Exclusion
+from alula.train.contamination import Exclusion
 from alula.train.dialogue import (
-    LEAST_ANSWER,
     Dialogue,
     Generate,
-    Sampling,
     Talk,
     select,
     turn_end,
@@ -30,6 +28,7 @@ from alula.train.dialogue import (
 )
 from alula.train.journal import Journal
 from alula.train.lines import BadLines
+from alula.train.making import MakingConfig, at_least
 from alula.train.masks import check_template, find_answers
 from alula.train.sources import Source, read_sources
 from alula.train.watch import Watch
@@ -56,69 +55,24 @@ PATIENCE = 4
 
 
 @dataclass(frozen=True)
-class SynthConfig:
-    """What is written, and how the target's turns are sampled."""
+class SynthConfig(MakingConfig):
+    """What is written, how much of it, and how the target's turns are sampled."""
 
     answer_tokens: int | None = None
     """Write until so many answer tokens are in the file; None is 300,000 from nothing, and all of the inputs."""
-    inputs: tuple[Path, ...] = ()
-    """JSON lines of prompts (`prompt`, `question` or `turns`) and conversations (`messages`, or `conversations` as in
-    ShareGPT); none lets the model write the user's turns too."""
-    rewrite: bool = False
-    """Let the model answer conversations anew that have answers; otherwise those are kept as they are."""
-    exclude: tuple[str, ...] = ()
-    """Benchmark prompts to keep away from: files of JSON lines, or names of alula's own sets."""
-    ngram: int = 8
-    """So many words in a row in common are an overlap with a benchmark."""
-    turns: int = 2
-    """Longest conversation, in user's turns; each draws its own length. Turns that are given are all asked."""
-    batch: int = 128
-    """Conversations written at a time."""
-    user_tokens: int = 100
-    """Longest user's turn that is written; turns that do not end by then are dropped."""
-    max_answer_tokens: int = 256
-    """Longest answer; a longer one is cut there."""
-    max_tokens: int = 2048
-    """Longest conversation."""
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.6, 0.8, 1.0)
-    """One is drawn for each answer."""
-    top_p: float = 0.95
-    """Of the user's turns, and of the answers that are sampled."""
     seed: int = 0
     """Decides the beginnings, the temperatures and the noise."""
 
     def check(self) -> None:
         """Raises AlulaError, naming the field and the mend."""
-        for name, least in (("batch", 1), ("turns", 1), ("user_tokens", 1), ("max_answer_tokens", 1)):
-            _at_least(name, getattr(self, name), least)
-        _at_least("ngram", self.ngram, SHORTEST)
-        _at_least("max_tokens", self.max_tokens, 2 * LEAST_ANSWER)
+        super().check()
         if self.answer_tokens is not None:
-            _at_least("answer_tokens", self.answer_tokens, 1)
-        if not self.temperatures or not all(0 <= value < float("inf") for value in self.temperatures):
-            raise AlulaError(f"temperatures is {self.temperatures}: give one or more numbers of at least 0")
-        if not 0 < self.top_p <= 1:
-            raise AlulaError(f"top_p is {self.top_p}: give a number above 0 and at most 1")
-        if self.rewrite and not self.inputs:
-            raise AlulaError("rewrite is on and there are no inputs: give files of conversations")
-        named = [("inputs", path) for path in self.inputs] + [("exclude", prompt_file(name)) for name in self.exclude]
-        for name, path in named:
-            if not path.is_file():
-                raise AlulaError(f"{name}: {path} is no file: check the path")
+            at_least("answer_tokens", self.answer_tokens, 1)
 
     @property
     def wanted(self) -> int | None:
         """Answer tokens to write; None for as many as the inputs bring."""
         return FROM_NOTHING if self.answer_tokens is None and not self.inputs else self.answer_tokens
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.user_tokens, self.max_answer_tokens, self.max_tokens, self.temperatures, self.top_p)
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise AlulaError(f"{name} is {value}: give a whole number of at least {least}")
 
 
 @dataclass(frozen=True)
@@ -129,6 +83,14 @@ class Written:
     answer_tokens: int
     dropped: dict[str, int]
     bad_lines: tuple[str, ...]
+
+    def report(self, path: Path) -> str:
+        """For the user. path: the file."""
+        lines = [f"{path} holds {self.conversations:,} conversations with {self.answer_tokens:,} answer tokens"]
+        if self.dropped:
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(self.dropped.items()))
+            lines.append(f"dropped: {reasons}")
+        return "\n".join([*lines, *self.bad_lines])
 
 
 def write_conversations(

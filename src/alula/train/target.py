@@ -25,9 +25,9 @@ class DecoderTarget:
         self._decoder = model.decoder
         self.embedding_VD: Tensor = model.decoder.embedding_VD.float()
         self.lm_head_VD: Tensor = (
-            self.embedding_VD if config.tied_head else tensors.get(LM_HEAD).to(model.dtype).float()
+            self.embedding_VD if config.tied_head else tensors.get(LM_HEAD).to(model.device, model.dtype).float()
         )
-        self.norm_D: Tensor = tensors.get(FINAL_NORM).float() + float(config.norm_offset)
+        self.norm_D: Tensor = tensors.get(FINAL_NORM).to(model.device).float() + float(config.norm_offset)
 
     def states(self, tokens: Sequence[Sequence[int]], taps: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """One packed forward over the texts, each with a page of keys of its own; see `FeatureTarget`."""

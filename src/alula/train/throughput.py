@@ -17,6 +17,8 @@ from alula.train.methods.method import Method
 
 _SIZE = 512
 """Of the square matrices that are multiplied: nearly full speed, and many tries even on a busy core."""
+_LARGE = 4096
+"""Elsewhere than on a CPU: smaller ones do not fill a GPU."""
 _SECONDS = 0.5
 """How long the ceiling is looked for."""
 
@@ -50,13 +52,14 @@ def matmul_ceiling(precision: str, device: torch.device | str = "cpu") -> float:
     """FLOP per second of the fastest of several square products in ``fp32`` or ``bf16``, in this process's threads."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(_SIZE, _SIZE, generator=generator).to(device, dtype) for _ in range(2))
+    size = _SIZE if torch.device(device).type == "cpu" else _LARGE
+    a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
     best, until = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < until or best == float("inf"):
         started = time.perf_counter()
         (a @ b)[0, 0].item()
         best = min(best, time.perf_counter() - started)
-    return float(2 * _SIZE**3 / best)
+    return float(2 * size**3 / best)
 
 
 def measure(
@@ -74,7 +77,7 @@ def measure(
     method.module.zero_grad(set_to_none=True)
     # The target's kernels are not torch's: its reading is reckoned from its sizes.
     flop = counter.get_total_flops() + (store.computed_tokens - read) * reading_flop(target)
-    return Throughput(flop / len(batch.token_M), matmul_ceiling(recipe.precision))
+    return Throughput(flop / len(batch.token_M), matmul_ceiling(recipe.precision, batch.token_M.device))
 
 
 def _first(conversations: Sequence[Conversation], tokens: int) -> list[Conversation]:

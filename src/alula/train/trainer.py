@@ -74,6 +74,11 @@ class Trainer:
         """Whether the recipe's tokens are used up."""
         return self.progress.tokens >= self.recipe.total_tokens
 
+    @property
+    def trainable(self) -> int:
+        """How many numbers are trained."""
+        return sum(p.numel() for p in self.method.module.parameters() if p.requires_grad)
+
     def train_step(self) -> dict[str, float]:
         """One optimiser step on the next batches; returns the log line's figures."""
         started = time.perf_counter()

@@ -17,7 +17,7 @@ class DraftVocabulary:
     """C draft ids and the target ids they stand for, ascending."""
 
     target_ids_C: Tensor
-    """int64, strictly ascending."""
+    """int64, strictly ascending, on the CPU."""
     vocab_size: int
     """V, the target's."""
 
@@ -63,7 +63,7 @@ def expected_counts(hidden: Iterable[Tensor], lm_head_VD: Tensor) -> Tensor:
 
     Counting probabilities instead of the tokens that happened to be drawn knows tokens that were never drawn.
     """
-    total_V = torch.zeros(len(lm_head_VD))
+    total_V = torch.zeros(len(lm_head_VD), device=lm_head_VD.device)
     with torch.inference_mode():
         for hidden_MD in hidden:
             total_V += (hidden_MD.float() @ lm_head_VD.float().T).softmax(-1).sum(0)
@@ -84,6 +84,6 @@ def choose_vocabulary(
         tokens = torch.tensor([conversation.tokens[m] for m in conversation.learned])
         counts_V += torch.bincount(tokens, minlength=vocab_size)
     if expected_V is not None:
-        counts_V += expected_V
+        counts_V += expected_V.cpu()
     ranked_V = counts_V.sort(descending=True, stable=True).indices
     return DraftVocabulary(ranked_V[:size].sort().values, vocab_size)

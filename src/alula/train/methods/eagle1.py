@@ -16,7 +16,7 @@ from alula.draft.dialects import read_head, save_official
 from alula.kernels.stack import FINAL
 from alula.train.batch import Batch, make_batch
 from alula.train.branches import HeadBranches
-from alula.train.checkpoint import check_sizes, serving_config
+from alula.train.checkpoint import check_sizes, on_cpu, serving_config
 from alula.train.data import Conversation
 from alula.train.eagle1_head import Eagle1Head, Inputs, new_eagle1_head
 from alula.train.head import Chains, HeadConfig, unroll
@@ -47,16 +47,19 @@ class Eagle1Maker:
         return Eagle1Method(self.options, head)
 
     def resumed(self, setting: Setting, state: Mapping[str, Any]) -> Method:
-        return Eagle1Method(self.options, Eagle1Head(self._sizes(setting), setting.store.target, self.inputs))
+        return Eagle1Method(self.options, self._blank(setting))
 
     def continued(self, setting: Setting, folder: Path) -> Method:
         files, sizes = read_head(folder), self._sizes(setting)
         check_sizes(folder, files.config, serving_config(sizes, "eagle1"))
-        head = Eagle1Head(sizes, setting.store.target, self.inputs)
+        head = self._blank(setting)
         weights = {name: tensor.float() for name, tensor in files.weights.items() if name != "embed_tokens.weight"}
-        zeros = {"fc.bias": torch.zeros(sizes.hidden_size), "input_scale_I": head.input_scale_I}
+        zeros = {"fc.bias": torch.zeros_like(head.fc.bias), "input_scale_I": head.input_scale_I}
         head.load_state_dict(zeros | weights)
         return Eagle1Method(self.options, head)
+
+    def _blank(self, setting: Setting) -> Eagle1Head:
+        return Eagle1Head(self._sizes(setting), setting.store.target, self.inputs).to(setting.model.device)
 
     def _sizes(self, setting: Setting) -> HeadConfig:
         sizes = setting.model.config
@@ -120,7 +123,7 @@ class Eagle1Method:
         if self.head.inputs != "advanced":
             raise AlulaError(f"inputs is {self.head.inputs!r}: only a head on advanced tokens can be served")
         config, limit = self.head.config, self.head.config.max_position_embeddings
-        weights = self.head.official_weights()
+        weights = on_cpu(self.head.official_weights())
         save_official(folder, serving_config(config, "eagle1"), weights, provenance, max_position_embeddings=limit)
 
     def _noisy(self, chains: Chains, generator: torch.Generator) -> Chains:

@@ -49,15 +49,17 @@ class Eagle3Maker:
     def resumed(self, setting: Setting, state: Mapping[str, Any]) -> Method:
         sizes, target = self._sizes(setting), setting.store.target
         vocabulary = DraftVocabulary(state["target_ids"], sizes.vocab_size)
-        head = Eagle3Head(replace(sizes, draft_vocab_size=vocabulary.size), target.embedding_VD)
+        head = _blank(replace(sizes, draft_vocab_size=vocabulary.size), target)
         return Eagle3Method(self.options, head, vocabulary, target)
 
     def continued(self, setting: Setting, folder: Path) -> Method:
-        """The folder's draft vocabulary is kept, whatever ``draft_vocab_size`` says."""
+        """The folder's draft vocabulary is kept, whatever ``draft_vocab_size`` says. Without conversations the taps are
+        not scaled, which matters to training only."""
         sizes, store = self._sizes(setting), setting.store
         samples = [make_batch([c], store.get([c])) for c in setting.train[:SAMPLES]]
-        weights, vocabulary = read_start(folder, sizes, tap_sizes(samples, sizes))
-        head = Eagle3Head(replace(sizes, draft_vocab_size=vocabulary.size), store.target.embedding_VD.float())
+        scale_F = tap_sizes(samples, sizes) if samples else torch.ones(len(store.taps) * sizes.hidden_size)
+        weights, vocabulary = read_start(folder, sizes, scale_F)
+        head = _blank(replace(sizes, draft_vocab_size=vocabulary.size), store.target)
         head.load_state_dict(weights)
         return Eagle3Method(self.options, head, vocabulary, store.target)
 
@@ -79,6 +81,11 @@ class Eagle3Maker:
         )
 
 
+def _blank(sizes: HeadConfig, target: FeatureTarget) -> Eagle3Head:
+    """With whatever weights, where the target is."""
+    return Eagle3Head(sizes, target.embedding_VD.float()).to(target.embedding_VD.device)
+
+
 class Eagle3Method:
     """Implements `Method`."""
 
@@ -88,8 +95,10 @@ class Eagle3Method:
         self, options: Eagle3Options, head: Eagle3Head, vocabulary: DraftVocabulary, target: FeatureTarget
     ) -> None:
         self.options, self.head, self.vocabulary = options, head, vocabulary
-        self.draft_rows_CD = target.lm_head_VD[vocabulary.target_ids_C].float().contiguous()
-        self.known_V = vocabulary.t2d()
+        place = target.lm_head_VD.device
+        self._target_ids_C = vocabulary.target_ids_C.to(place)
+        self.draft_rows_CD = target.lm_head_VD[self._target_ids_C].float().contiguous()
+        self.known_V = vocabulary.t2d().to(place)
 
     @property
     def module(self) -> nn.Module:
@@ -118,11 +127,10 @@ class Eagle3Method:
         return losses
 
     def guesses(self, batch: Batch, *, steps: int, width: int) -> Iterator[Guesses]:
-        vocabulary_C = self.vocabulary.target_ids_C
-        return head_guesses(self.head, batch, batch.chains, vocabulary_C, steps=steps, width=width)
+        return head_guesses(self.head, batch, batch.chains, self._target_ids_C, steps=steps, width=width)
 
     def branches(self, batch: Batch) -> Branches:
-        return HeadBranches(self.head, batch.chains, self.vocabulary.target_ids_C)
+        return HeadBranches(self.head, batch.chains, self._target_ids_C)
 
     def saved(self) -> dict[str, Any]:
         return {"target_ids": self.vocabulary.target_ids_C}
@@ -137,4 +145,4 @@ class Eagle3Method:
     def _kept(self, chains: int, generator: torch.Generator) -> Tensor:
         """The chains continued beyond step 0, ascending."""
         count = max(1, round(self.options.chain_fraction * chains))
-        return torch.randperm(chains, generator=generator)[:count].sort().values
+        return torch.randperm(chains, generator=generator)[:count].sort().values.to(self.known_V.device)

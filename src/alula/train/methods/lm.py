@@ -50,7 +50,8 @@ class LMMaker:
 
     def _blank(self, setting: Setting) -> LMMethod:
         config = student_config(self.options, setting.model)
-        return LMMethod(self.options, blank_student(config, train_embedding=self.options.train_embedding), setting)
+        student = blank_student(config, train_embedding=self.options.train_embedding)
+        return LMMethod(self.options, student.to(setting.model.device), setting)
 
 
 class LMMethod:
@@ -129,13 +130,14 @@ class LMBranches:
         self._method = method
         text_X = batch.texts_BX[0]
         count = len(text_X)
-        self._tokens_T, self._positions_T = text_X, torch.arange(count)
-        self._sees_TT = torch.ones(count, count, dtype=torch.bool).tril()
+        self._tokens_T, self._positions_T = text_X, torch.arange(count, device=text_X.device)
+        self._sees_TT = torch.ones(count, count, dtype=torch.bool, device=text_X.device).tril()
         self._ends_F = batch.chains.starts_BA[0] + 1
 
     def logits(self) -> Tensor:
         """[F, V] at the ends of the paths."""
-        mask_TT = torch.zeros(self._sees_TT.shape).masked_fill(~self._sees_TT, float("-inf"))
+        unseen_TT = ~self._sees_TT
+        mask_TT = torch.zeros(unseen_TT.shape, device=unseen_TT.device).masked_fill(unseen_TT, float("-inf"))
         states_TE = self._method.states(
             self._tokens_T[None], position_ids=self._positions_T[None], attention_mask=mask_TT[None, None]
         )[0]
@@ -144,9 +146,10 @@ class LMBranches:
     def descend(self, origin_F: Tensor, tokens_F: Tensor) -> None:
         """One more row for every path: it sees what its parent sees, and itself."""
         parents_F, before, added = self._ends_F[origin_F], len(self._tokens_T), len(tokens_F)
+        place = tokens_F.device
         self._tokens_T = torch.cat([self._tokens_T, tokens_F])
         self._positions_T = torch.cat([self._positions_T, self._positions_T[parents_F] + 1])
-        sees_FT = torch.cat([self._sees_TT[parents_F], torch.eye(added, dtype=torch.bool)], 1)
-        unseen_TF = torch.zeros(before, added, dtype=torch.bool)
+        sees_FT = torch.cat([self._sees_TT[parents_F], torch.eye(added, dtype=torch.bool, device=place)], 1)
+        unseen_TF = torch.zeros(before, added, dtype=torch.bool, device=place)
         self._sees_TT = torch.cat([torch.cat([self._sees_TT, unseen_TF], 1), sees_FT])
-        self._ends_F = torch.arange(before, before + added)
+        self._ends_F = torch.arange(before, before + added, device=place)

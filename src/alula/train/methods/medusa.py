@@ -16,6 +16,7 @@ from alula.config import AlulaError
 from alula.draft.medusa_files import MedusaConfig, read_medusa, save_medusa
 from alula.kernels.stack import FINAL
 from alula.train.batch import Batch
+from alula.train.checkpoint import on_cpu
 from alula.train.data import Conversation
 from alula.train.features import FeatureTarget
 from alula.train.loss import mean_cross_entropy, teacher
@@ -57,9 +58,8 @@ class MedusaMaker:
 
     def fresh(self, setting: Setting) -> Method:
         width = setting.model.config.hidden_size
-        return MedusaMethod(
-            self.options, MedusaModule(self.options.heads, self.options.layers, width), setting.store.target
-        )
+        module = MedusaModule(self.options.heads, self.options.layers, width).to(setting.model.device)
+        return MedusaMethod(self.options, module, setting.store.target)
 
     def resumed(self, setting: Setting, state: Mapping[str, Any]) -> Method:
         return self.fresh(setting)
@@ -75,7 +75,7 @@ class MedusaMaker:
         if set(files.weights) != set(module.state_dict()):
             raise AlulaError(f"start_from {folder}: its heads have LM heads of their own: give heads that share one")
         module.load_state_dict({name: tensor.float() for name, tensor in files.weights.items()})
-        return MedusaMethod(self.options, module, setting.store.target)
+        return MedusaMethod(self.options, module.to(setting.model.device), setting.store.target)
 
 
 class MedusaMethod:
@@ -124,7 +124,7 @@ class MedusaMethod:
     def export(self, folder: Path, provenance: Mapping[str, Any] | None) -> None:
         vocabulary, width = self.lm_head_VD.shape
         config = MedusaConfig(self.options.heads, self.options.layers, width, vocabulary)
-        save_medusa(folder, config, self.heads.state_dict(), provenance)
+        save_medusa(folder, config, on_cpu(self.heads.state_dict()), provenance)
 
     def logits_at(self, features_RD: Tensor, head: int) -> Tensor:
         """[R, V]"""
@@ -149,12 +149,12 @@ class MedusaBranches:
 
     def __init__(self, method: MedusaMethod, batch: Batch) -> None:
         self._method, self._features_AD = method, _at_starts(batch)
-        self._roots_F, self._depth = torch.arange(len(self._features_AD)), 0
+        self._roots_F, self._depth = torch.arange(len(self._features_AD), device=self._features_AD.device), 0
 
     def logits(self) -> Tensor:
         """[F, V] at the ends of the paths; beyond the last head nothing is likelier than anything else."""
         if self._depth >= self._method.steps:
-            return torch.full((len(self._roots_F), len(self._method.lm_head_VD)), float("-inf"))
+            return self._features_AD.new_full((len(self._roots_F), len(self._method.lm_head_VD)), float("-inf"))
         return self._method.logits_at(self._features_AD, self._depth)[self._roots_F]
 
     def descend(self, origin_F: Tensor, tokens_F: Tensor) -> None:

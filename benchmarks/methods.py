@@ -1,0 +1,347 @@
+"""The methods of the papers beside each other: same target and prompts, each with its best tree, beside plain.
+
+    python benchmarks/methods.py --output runs/methods --prompts mt_bench.jsonl gsm8k.jsonl summaries forms \
+        --tune default --methods ngram lm medusa eagle1 eagle2 eagle3
+
+A method is `label` or `label=drafter`, where the drafter is a name or a folder as `--drafter` takes it. Labels:
+`plain`, `ngram`, `lm`, `medusa` and `eagle1` (static trees), `eagle2` (the head of EAGLE-1 with dynamic trees),
+`eagle3` (dynamic trees).
+
+First every method tries the trees of `--trees` on the tune set; the one with the most tokens per second is kept, for
+each temperature. Then each cell (set, method, temperature, rule) is measured: plain and speculative runs in turn, one
+request at a time. Above temperature 0 both rules are run with that same tree; with rule `rejection` a static tree's
+children are drawn, and a dynamic tree proposes point masses. Every cell is a JSON file in OUTPUT/cells, written whole:
+the same command goes on with what is missing, and refuses what was measured with other settings.
+
+Figures are those of docs/benchmarks.md; `low` and `high` are the 10th and 90th percentile over prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from alula.bench.harness import Pair, interleave, pooled_stats, quantile, spread
+from alula.bench.report import side
+from alula.bench.run import run_one
+from alula.bench.tasks import as_user_turn, read_sets
+from alula.cli.errors import guarded
+from alula.cli.progress import Progress
+from alula.config import AlulaError
+from alula.draft.load import find_shipped, load_drafter
+from alula.draft.names import SHIPPED, find_named
+from alula.draft.static import StaticTree, default_static_tree
+from alula.engine.config import EngineConfig
+from alula.engine.engine import Engine
+from alula.model.load import LoadedModel, load_model, set_threads
+from alula.sequence import SamplingParams
+from alula.train.files import write_text
+from alula.tree import TreeShape
+
+DRAFTERS = {
+    "plain": "none",
+    "ngram": "ngram",
+    "lm": "lm",
+    "medusa": "medusa",
+    "eagle1": "eagle1",
+    "eagle2": "eagle1",
+    "eagle3": "auto",
+}
+STATIC = ("medusa", "eagle1")
+"""Methods with static trees: the published tree of EAGLE-1, cut to each of the limits tried."""
+TREES = ("4,2,3", "6,3,3", "10,4,4", "16,5,4")
+"""Rows, depth and branch."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table."""
+
+    label: str
+    drafter: str
+
+    @property
+    def static(self) -> bool:
+        return self.label in STATIC
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured at one time."""
+
+    group: str
+    method: Method
+    temperature: float
+    rule: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}-{self.method.label}-t{self.temperature:g}-{self.rule}"
+
+
+class Table:
+    """The model, the prompts and the cells on disk."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.methods = [_method(text) for text in arguments.methods]
+        self.shapes = [_shape(text) for text in arguments.trees]
+        self.folder = arguments.output / "cells"
+        sets = read_sets(arguments.prompts, arguments.limit)
+        tune = read_sets([arguments.tune], arguments.tune_limit)
+        self.cells = list(_cells(list(sets), self.methods, arguments.temperatures))
+        set_threads(arguments.threads)
+        self.model = load_model(arguments.model, dtype=arguments.dtype, device=arguments.device)
+        self.prompts = {name: self._encoded(texts) for name, texts in sets.items()}
+        self.tuning = self._encoded(next(iter(tune.values())))
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Every cell's figures, measured or as they were."""
+        tuned = [(m, t) for m in self.methods if m.label != "plain" for t in self.arguments.temperatures]
+        with Progress("trees", len(tuned) + len(self.cells)) as progress:
+            trees = {}
+            for method, temperature in tuned:
+                trees[method.label, temperature] = self._best_tree(method, temperature)
+                progress.tick()
+            progress.announce("cells")
+            rows = []
+            for cell in self.cells:
+                shape = trees.get((cell.method.label, cell.temperature), TreeShape(1, 0, 1))
+                measure = partial(self._measure, cell, shape)
+                rows.append(self._kept(cell.name, self._settings(cell, shape), measure))
+                progress.tick()
+        return rows
+
+    def _best_tree(self, method: Method, temperature: float) -> TreeShape:
+        """The one with the best ratio of tokens per second to plain decoding on the tune set."""
+
+        def measure() -> dict[str, Any]:
+            cell, ratios = Cell("tune", method, temperature, "coupled"), {}
+            for shape in self.shapes:
+                pairs, _ = self._pairs(cell, shape, self.tuning, repeats=1)
+                ratios[",".join(map(str, vars(shape).values()))] = round(spread(pairs).pooled, 4)
+            return {"ratios": ratios}
+
+        cell = Cell("tune", method, temperature, "coupled")
+        settings = {**self._settings(cell, None), "trees": self.arguments.trees, "prompts": len(self.tuning)}
+        ratios = self._kept(cell.name, settings, measure)["ratios"]
+        return _shape(max(ratios, key=ratios.get))
+
+    def _measure(self, cell: Cell, shape: TreeShape) -> dict[str, Any]:
+        pairs, engine = self._pairs(cell, shape, self.prompts[cell.group], repeats=self.arguments.repeats)
+        runs = [run for pair in pairs for run in pair.speculative]
+        taus = [pooled_stats(pair.speculative).tau for pair in pairs]
+        rates = [pooled_stats(pair.speculative).acceptance_rate for pair in pairs]
+        figures = side(runs, engine)
+        return {
+            **{name: figures[name] for name in ("tau", "acceptance_rate", "acceptance_by_depth", "tokens_per_second")},
+            "tau_spread": _spread(taus),
+            "acceptance_spread": _spread(rates),
+            "ratio": spread(pairs).report(),
+            "plain_tokens_per_second": side([run for pair in pairs for run in pair.plain], engine)["tokens_per_second"],
+            "draft_ms_per_step": figures["step_ms"]["draft"],
+            "identical": sum(pair.identical for pair in pairs) if cell.rule == "coupled" else None,
+            "prompts": len(pairs),
+            **trained(cell.method, self.model),
+        }
+
+    def _pairs(
+        self, cell: Cell, shape: TreeShape, prompts: Sequence[tuple[int, ...]], *, repeats: int
+    ) -> tuple[list[Pair], Engine]:
+        """Plain and speculative runs in turn, after a short one of each."""
+        tree = StaticTree.of(default_static_tree().within(shape)) if cell.method.static else None
+        sampled = tree is not None and cell.rule == "rejection"
+        drafter = load_drafter(cell.method.drafter, self.model, rule=cell.rule, tree=tree, sampled=sampled)
+        config = EngineConfig(
+            rule=cell.rule,
+            shape=shape,
+            max_num_seqs=1,
+            kv_cache_mib=self.arguments.kv_cache_mib,
+            enable_prefix_caching=False,
+        )
+        plain = Engine(self.model, load_drafter("none", self.model), config)
+        speculative = Engine(self.model, drafter, config)
+        params = SamplingParams(
+            max_tokens=self.arguments.max_tokens, temperature=cell.temperature, seed=self.arguments.seed
+        )
+        for engine in (plain, speculative):
+            run_one(engine, prompts[0], SamplingParams(max_tokens=8, temperature=cell.temperature, seed=0))
+        return interleave(plain, speculative, prompts, params, repeats=repeats), speculative
+
+    def _kept(self, name: str, settings: dict[str, Any], measure: Any) -> dict[str, Any]:
+        """The figures in the file of that name, measured where there is none.
+
+        Raises AlulaError for those of other settings.
+        """
+        path, plain = self.folder / f"{name}.json", json.loads(json.dumps(settings))
+        if not path.exists():
+            write_text(path, json.dumps({"settings": plain, "figures": measure()}, indent=1) + "\n")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["settings"] != plain:
+            raise AlulaError(f"{path} was measured with other settings: remove it, or give another output")
+        return {**found["settings"], **found["figures"]}
+
+    def _settings(self, cell: Cell, shape: TreeShape | None) -> dict[str, Any]:
+        """What a cell's figures hold for."""
+        names = ("model", "dtype", "device", "threads", "max_tokens", "limit", "repeats", "seed")
+        return {
+            "set": cell.group,
+            "method": cell.method.label,
+            "drafter": cell.method.drafter,
+            "temperature": cell.temperature,
+            "rule": cell.rule,
+            "tree": None if shape is None else list(vars(shape).values()),
+            **{name: getattr(self.arguments, name) for name in names},
+        }
+
+    def _encoded(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        return [tuple(as_user_turn(self.model.tokenizer, text)) for text in texts]
+
+
+def _cells(groups: Sequence[str], methods: Sequence[Method], temperatures: Sequence[float]) -> Iterator[Cell]:
+    """Set by set, so that a first whole table is there early."""
+    for group in groups:
+        for temperature in temperatures:
+            for rule in ("coupled", "rejection") if temperature else ("coupled",):
+                yield from (Cell(group, method, temperature, rule) for method in methods)
+
+
+def _method(text: str) -> Method:
+    label, _, drafter = text.partition("=")
+    if label not in DRAFTERS:
+        raise AlulaError(f"methods names {label!r}: give some of {', '.join(DRAFTERS)}, each alone or as label=drafter")
+    return Method(label, drafter or DRAFTERS[label])
+
+
+def _shape(text: str) -> TreeShape:
+    try:
+        nodes, depth, branch = (int(number) for number in text.split(","))
+        return TreeShape(nodes, depth, branch)
+    except ValueError:
+        raise AlulaError(f"trees has {text!r}: give rows, depth and branch, as in 6,3,3") from None
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {name: round(quantile(values, share), 4) for name, share in (("low", 0.1), ("high", 0.9))}
+
+
+def trained(method: Method, model: LoadedModel) -> dict[str, int | None]:
+    """What is known of a drafter's training by its folder; None for what is not."""
+    shipped = find_shipped(model, SHIPPED) if method.drafter == "auto" else find_named(method.drafter, model.name)
+    path = (shipped or Path(method.drafter).expanduser()) / "provenance.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    training = known.get("training", {})
+    phases = sum(phase.get("tokens", 0) for phase in training.get("phases", ()))
+    return {"parameters": known.get("trainable_parameters"), "training_tokens": training.get("tokens", phases or None)}
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table, a row for each cell."""
+    heading = (
+        "| prompts | temperature, rule | method | rows, depth, branch | tau (10% to 90%) | acceptance rate (10% to "
+        "90%) | tokens/s | ratio to plain (10% to 90%) | draft, ms per step | trainable parameters | training tokens |"
+    )
+    lines = [heading, "|" + "---|" * 11]
+    for row in rows:
+        cells = [
+            f"{row['set']} ({row['prompts']})",
+            f"{row['temperature']:g}, {row['rule']}",
+            row["method"],
+            ", ".join(map(str, row["tree"])),
+            f"{row['tau']:.2f} ({row['tau_spread']['low']:.2f} to {row['tau_spread']['high']:.2f})",
+            f"{row['acceptance_rate']:.2f} ({row['acceptance_spread']['low']:.2f} to "
+            f"{row['acceptance_spread']['high']:.2f})",
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['ratio']['median']:.2f} ({row['ratio']['low']:.2f} to {row['ratio']['high']:.2f})",
+            f"{row['draft_ms_per_step']:.2f}",
+            *("-" if row[name] is None else f"{row[name]:,}" for name in ("parameters", "training_tokens")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Tau and the ratio to plain decoding by method; a panel for each temperature and rule, a bar for each set."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    kinds = list(dict.fromkeys((row["temperature"], row["rule"]) for row in rows))
+    methods, groups = (list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "set"))
+    figure, axes = pyplot.subplots(len(kinds), 2, figsize=(12, 3.2 * len(kinds)), squeeze=False)
+    for line, kind in zip(axes, kinds, strict=True):
+        for axis, (title, value) in zip(line, (("tau", _tau), ("ratio to plain decoding", _ratio)), strict=True):
+            for place, group in enumerate(groups):
+                found = {r["method"]: r for r in rows if r["set"] == group and (r["temperature"], r["rule"]) == kind}
+                known = [(index, value(found[name])) for index, name in enumerate(methods) if name in found]
+                width = 0.8 / len(groups)
+                spots = [index - 0.4 + (place + 0.5) * width for index, _ in known]
+                middles, lows, highs = zip(*(numbers for _, numbers in known), strict=True)
+                errors = [
+                    [max(m - b, 0) for m, b in zip(middles, lows, strict=True)],
+                    [max(b - m, 0) for m, b in zip(middles, highs, strict=True)],
+                ]
+                axis.bar(spots, middles, width, yerr=errors, label=group, error_kw={"linewidth": 0.6})
+            axis.set_xticks(range(len(methods)), methods)
+            axis.set_title(f"{title}, temperature {kind[0]:g}, rule {kind[1]}")
+            axis.axhline(1.0, color="grey", linewidth=0.6)
+    axes[0][0].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _tau(row: dict[str, Any]) -> tuple[float, float, float]:
+    return row["tau"], row["tau_spread"]["low"], row["tau_spread"]["high"]
+
+
+def _ratio(row: dict[str, Any]) -> tuple[float, float, float]:
+    return row["ratio"]["median"], row["ratio"]["low"], row["ratio"]["high"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    return guarded(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    rows = Table(arguments).run()
+    text = markdown(rows)
+    write_text(arguments.output / "methods.json", json.dumps(rows, indent=1) + "\n")
+    write_text(arguments.output / "methods.md", text)
+    draw(rows, arguments.output / "methods.png")
+    print(text, end="")
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="folder of cells/, methods.json, methods.md and methods.png")
+    add("--model", default="smollm2")
+    add("--methods", nargs="+", default=["plain", "ngram", "lm", "medusa", "eagle1", "eagle2", "eagle3"])
+    add("--prompts", nargs="+", default=["default", "summaries", "forms"], help="sets by name, or files")
+    add("--limit", type=int, default=20, help="the first so many prompts of each set")
+    add("--tune", default="default", help="the set on which trees are chosen")
+    add("--tune-limit", type=int, default=6)
+    add("--trees", nargs="+", default=list(TREES), help="rows,depth,branch of each tree tried")
+    add("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    add("--max-tokens", type=int, default=128)
+    add("--repeats", type=int, default=1, help="runs of each kind per prompt")
+    add("--seed", type=int, default=0)
+    add("--dtype", default="bfloat16")
+    add("--device", default="cpu")
+    add("--threads", type=int)
+    add("--kv-cache-mib", type=int, default=384)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
