@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,7 +244,10 @@ def test_the_switch(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("way", ["Escape", "#stop"])
-def test_stopping_frees_the_request(visit: Visit, way: str) -> None:
+def test_stopping_frees_the_request(visit: Visit, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = visit.server.engine.plan
+    # A slow answer, so that the click does not come after its end.
+    monkeypatch.setattr(visit.server.engine, "plan", lambda: (time.sleep(0.05), plan())[1])
     visit.set(max_tokens=400, temperature=2, nodes=1)
     visit.page.focus("#prompt")
     visit.page.keyboard.type("long")

@@ -19,8 +19,7 @@ from alula.train.methods.eagle3 import Eagle3Method
 from alula.train.methods.options import Eagle3Options
 from alula.train.muon import orthogonal
 from alula.train.trainer import Trainer
-from alula.train.vocabulary import DraftVocabulary
-from tests.train.support import DRAFT, SIZES, VOCAB, FakeTarget, batch, conversations, eagle3, store, vocabulary
+from tests.train.support import DRAFT, SIZES, FakeTarget, batch, conversations, eagle3, store, vocabulary
 
 T = TypeVar("T")
 RECIPE = Recipe(total_tokens=4000, tokens_per_batch=40, warmup_tokens=100, matrix_rate=0.02)
@@ -146,7 +145,7 @@ def test_figures_of_a_head_that_knows_and_of_one_that_does_not() -> None:
     figures = evaluate(method, [batch(target, data)], steps=3)
     assert [f.rows for f in figures] == [sum(max(len(c.learned) - step, 0) for c in data) for step in range(3)]
     assert all(0 <= f.top1 <= f.top4 <= 1 for f in figures)
-    method.vocabulary = DraftVocabulary(torch.full((DRAFT,), -1), VOCAB)
+    method._target_ids_C = torch.full((DRAFT,), -1)
     unknown = evaluate(method, [batch(target, data)], steps=3)
     assert all(f.top4 == 0 for f in unknown)
 
