@@ -9,6 +9,11 @@
 #include <sys/mman.h>
 #endif
 
+#ifdef _OPENMP
+#include <omp.h>
+extern "C" int omp_pause_resource_all(omp_pause_resource_t) noexcept __attribute__((weak));  // OpenMP 5.0
+#endif
+
 #include "kernels.h"
 #include "where.h"
 
@@ -293,6 +298,14 @@ class Pair {
     bool normed_residual_;
 };
 
+// End the threads that wait for the calling thread's next parallel region. Threads of several pools spin less at every
+// barrier once they outnumber the cores, and sleep instead: a forward then takes twice as long.
+void release_threads() {
+#ifdef _OPENMP
+    if (omp_pause_resource_all) omp_pause_resource_all(omp_pause_soft);
+#endif
+}
+
 // Ask for large pages under memory not touched yet: a weight read once per token should not wait for page tables.
 void advise_large_pages(Address begin, int64_t bytes) {
 #ifdef __linux__
@@ -309,6 +322,7 @@ NB_MODULE(_native, m) {
     using namespace alula;
     using release = call_guard<gil_scoped_release>;
     m.def("levels", &level_names, "Dispatch levels this CPU can run, fastest first.");
+    m.def("release_threads", &release_threads, release());
     m.def("advise_large_pages", &advise_large_pages, "begin"_a, "size"_a);
 
     nb::class_<Where>(m, "Where")

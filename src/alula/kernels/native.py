@@ -82,6 +82,9 @@ class NativeKernels:
         path = f"torch ({self.probe.report()})" if self.torch_linear else "native"
         return {"set": self.name, "level": self.level_name, "linear": path, "threads": torch.get_num_threads()}
 
+    def release_threads(self) -> None:
+        _native.release_threads()
+
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> NativeLinear | PaddedLinear:

@@ -74,6 +74,10 @@ class Kernels(Protocol):
         """What fixes the bits of the results (set, dispatch level, linear path, threads, probe results)."""
         ...
 
+    def release_threads(self) -> None:
+        """End the threads that wait for the calling thread's next parallel work, before another thread takes over."""
+        ...
+
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> Linear:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alula.kernels import exact
+from alula.kernels import _native, exact
 from alula.kernels.checks import (
     check_activation,
     check_attention,
@@ -47,6 +47,9 @@ class TorchKernels:
 
     def describe(self) -> Numerics:
         return {"set": self.name, "threads": torch.get_num_threads(), "linear": self.probe.report()}
+
+    def release_threads(self) -> None:
+        _native.release_threads()
 
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None

@@ -72,6 +72,7 @@ class Bridge:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.engine.model.kernels.release_threads()  # of this thread, in which the model was loaded
         self._thread.start()
 
     async def stop(self) -> None:
