@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -218,9 +217,12 @@ def test_whoever_waits_for_a_grammar_can_leave_or_run_out_of_time(
         assert post(server, BYSTANDER | {"max_tokens": 2}).status_code == 200, "nobody else waits"
         late = post(server, body | {"timeout_s": 0.1})
         assert (late.status_code, late.json()["error"]["code"]) == (400, "deadline_exceeded")
+        named = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}}
+        late = post(server, {"prompt": "x", "timeout_s": 0.1} | named)
+        assert late.json()["error"]["param"] == "response_format"
+        assert late.json()["error"]["message"].startswith("response_format took longer")
         leaver.leave()
         wait_for(lambda: server.bridge.samples == 0)
         go.set()
-        time.sleep(0.05)
         assert post(server, body).json()["choices"][0]["text"] in ("yes", "no")
         server.idle()

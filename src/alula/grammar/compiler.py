@@ -25,11 +25,17 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2
 """Grammars compiled at the same time: a slow one does not hold up all others."""
+MOST_WAITING = 256
+"""Grammars that are being compiled or wait for it: whoever asked for a slow one may long be gone."""
 LONGEST_GAP = 12
 """Whitespace characters in a row in JSON; without a limit, models have been seen to write nothing else."""
 _SOME_RAW = r"[^\"\\\r\n]"
 """How the library writes a character of a string with a length: of the control characters only two are left out."""
 _NONE_RAW = r"[^\"\\\x00-\x1f\ud800-\udfff]"
+
+
+class TooManyForms(AlulaError):
+    """So many grammars are being compiled that no more are begun for now."""
 
 
 class Grammars:
@@ -57,16 +63,21 @@ class Grammars:
         self._kept: OrderedDict[object, Future[xgrammar.CompiledGrammar]] = OrderedDict()
 
     def submit(self, wanted: StructuredOutputsParams) -> Future[xgrammar.CompiledGrammar]:
-        """The compiled grammar, now or later; or the AlulaError that says why there is none."""
+        """The compiled grammar, now or later; or the AlulaError that says why there is none.
+
+        Raises TooManyForms where MOST_WAITING are on their way already.
+        """
         key = (wanted.kind, wanted.source, wanted.disable_any_whitespace, wanted.free_until)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
+            if sum(not kept.done() for kept in self._kept.values()) >= MOST_WAITING:
+                raise TooManyForms(f"structured_outputs: {MOST_WAITING} forms are being compiled: try again later")
             future: Future[xgrammar.CompiledGrammar] = Future()
             future.set_running_or_notify_cancel()  # others may wait for it too, so nobody cancels it
+            threading.Thread(target=self._work, args=(key, wanted, future), name="alula-grammar", daemon=True).start()
             self._kept[key] = future
-        threading.Thread(target=self._work, args=(key, wanted, future), name="alula-grammar", daemon=True).start()
         return future
 
     def compile(self, wanted: StructuredOutputsParams) -> xgrammar.CompiledGrammar:

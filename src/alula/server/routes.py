@@ -98,11 +98,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", responses=_RESPONSES)
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         service.check_model(body.model)
-        tokens = await asyncio.to_thread(_tokens, service, body)
-        found: dict[str, Any] = {"count": len(tokens), "max_model_len": service.max_len, "tokens": tokens}
-        if body.return_token_strs:
-            found["token_strs"] = [spelled(service.tokenizer, token) for token in tokens]
-        return found
+        return await asyncio.to_thread(_tokenized, service, body)
 
     @app.post("/detokenize", responses=_RESPONSES)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
@@ -110,7 +106,16 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         size = service.engine.model.config.vocab_size
         if any(token >= size for token in body.tokens):
             raise ApiError(400, f"tokens holds {max(body.tokens)}: give ids from 0 to {size - 1}", param="tokens")
-        return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        decode = service.tokenizer.decode
+        return {"prompt": await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)}
+
+
+def _tokenized(service: Service, body: TokenizeBody) -> dict[str, Any]:
+    tokens = _tokens(service, body)
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": service.max_len, "tokens": tokens}
+    if body.return_token_strs:
+        found["token_strs"] = [spelled(service.tokenizer, token) for token in tokens]
+    return found
 
 
 def _tokens(service: Service, body: TokenizeBody) -> list[int]:
