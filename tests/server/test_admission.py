@@ -60,6 +60,15 @@ def test_keys(tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert httpx.get(f"{server.url}/v1/models", headers=odd).status_code == 401
 
 
+def test_keys_that_no_header_can_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("schlüssel\n", encoding="utf-8")
+    with pytest.raises(AlulaError, match="api_key_file"):
+        ServerConfig(api_key_file=tmp_path / "keys").keys()
+    monkeypatch.setenv("ALULA_API_KEYS", "good, schlüssel")
+    with pytest.raises(AlulaError, match="ALULA_API_KEYS"):
+        ServerConfig().keys()
+
+
 def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time an answer takes does not say which key came close, nor how many there are before it."""
     compared: list[bytes] = []

@@ -29,13 +29,13 @@ from alula.server.page import add_page, page_paths
 from alula.server.routes import add_routes
 from alula.server.service import (
     Service,
-    alula_version,
     fingerprint,
     import_what_requests_use,
     load_processors,
     read_defaults,
 )
 from alula.server.traces import Traces, open_traces
+from alula.version import alula_version
 
 
 def build_app(

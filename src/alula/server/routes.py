@@ -17,9 +17,10 @@ from alula.server.metrics import CONTENT_TYPE, Metrics
 from alula.server.prompts import chat_prompt, text_prompts
 from alula.server.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from alula.server.replies import spelled
-from alula.server.service import Service, alula_version
+from alula.server.service import Service
 from alula.server.structure import form_field
 from alula.server.ticket import Ticket
+from alula.version import alula_version
 
 TAG = "X-Alula-Tag"
 _ERROR = {"description": "An error in OpenAI's shape: {error: {message, type, param, code}}"}
