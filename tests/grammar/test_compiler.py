@@ -94,12 +94,12 @@ def test_one_that_takes_long_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_more_are_begun_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     made, go_on = grammars(), threading.Event()
     compile_one = made._compile
-    monkeypatch.setattr("alula.grammar.compiler.MOST_WAITING", 3)
     monkeypatch.setattr(made, "_compile", lambda wanted: go_on.wait(60) and compile_one(wanted))
-    futures = [made.submit(choice(str(number))) for number in range(3)]
+    futures = [made.submit(choice(str(number)), 3) for number in range(3)]
     with pytest.raises(TooManyForms, match="3 forms"):
-        made.submit(choice("3"))
-    assert made.submit(choice("0")) is futures[0]
+        made.submit(choice("3"), 3)
+    assert made.submit(choice("0"), 3) is futures[0]
+    futures.append(made.submit(choice("4")))  # without a limit
     go_on.set()
     assert not wait(futures, 60).not_done
     assert made.compile(choice("3")) is not None

@@ -105,6 +105,14 @@ def test_a_fault_while_committing_is_never_stepped_over(tiny: LoadedModel, monke
         SafeSteps(engine).step()
 
 
+def test_a_fault_while_planning_is_one_of_the_engine(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(tiny)
+    monkeypatch.setattr(engine.scheduler, "plan", failing(lambda: None, lambda call: True))
+    engine.add(TEXTS[0])
+    with pytest.raises(EngineDead, match="planning"):
+        SafeSteps(engine).step()
+
+
 def test_a_failed_request_is_a_500_and_others_go_on(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(tiny)
     with serving(engine) as server:

@@ -19,10 +19,11 @@ from tests.engine.tiny import save_tiny_llama
 from tests.train.tiny_run import tiny_start, write_data
 
 _SLOW = """
-import sys, time
+import signal, sys, time
 from alula.cli import main
 from alula.train.trainer import Trainer
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without
 step = Trainer.train_step
 Trainer.train_step = lambda self: (time.sleep(float(sys.argv[1])), step(self))[1]
 sys.exit(main(sys.argv[2:]))

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2
 """Grammars compiled at the same time: a slow one does not hold up all others."""
-MOST_WAITING = 256
-"""Grammars that are being compiled or wait for it: whoever asked for a slow one may long be gone."""
 LONGEST_GAP = 12
 """Whitespace characters in a row in JSON; without a limit, models have been seen to write nothing else."""
 _SOME_RAW = r"[^\"\\\r\n]"
@@ -62,18 +60,21 @@ class Grammars:
         self._turns = threading.Semaphore(AT_ONCE)
         self._kept: OrderedDict[object, Future[xgrammar.CompiledGrammar]] = OrderedDict()
 
-    def submit(self, wanted: StructuredOutputsParams) -> Future[xgrammar.CompiledGrammar]:
+    def submit(
+        self, wanted: StructuredOutputsParams, most_waiting: int | None = None
+    ) -> Future[xgrammar.CompiledGrammar]:
         """The compiled grammar, now or later; or the AlulaError that says why there is none.
 
-        Raises TooManyForms where MOST_WAITING are on their way already.
+        Raises TooManyForms for a new one where `most_waiting` are on their way already.
         """
         key = (wanted.kind, wanted.source, wanted.disable_any_whitespace, wanted.free_until)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-            if sum(not kept.done() for kept in self._kept.values()) >= MOST_WAITING:
-                raise TooManyForms(f"structured_outputs: {MOST_WAITING} forms are being compiled: try again later")
+            waiting = sum(not kept.done() for kept in self._kept.values())
+            if most_waiting is not None and waiting >= most_waiting:
+                raise TooManyForms(f"structured_outputs: {waiting} forms are being compiled: try again later")
             future: Future[xgrammar.CompiledGrammar] = Future()
             future.set_running_or_notify_cancel()  # others may wait for it too, so nobody cancels it
             threading.Thread(target=self._work, args=(key, wanted, future), name="alula-grammar", daemon=True).start()
@@ -103,8 +104,9 @@ class Grammars:
                 del self._kept[key]
             future.set_exception(error)
             return
-        future.set_result(compiled)
-        self._shrink()
+        with self._lock:  # whoever sees the result sees the others shrunk
+            future.set_result(compiled)
+            self._shrink()
 
     def _shrink(self) -> None:
         """Drops finished ones, the least recently used first."""

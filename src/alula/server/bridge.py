@@ -28,6 +28,8 @@ from alula.server.ticket import Delivery, Message, PromptScores, Ticket
 
 CHECK_EVERY_S = 10.0
 """The cache's books are checked when the engine falls idle, no more often than this."""
+MOST_FORMS = 256
+"""Forms that are being compiled or wait for it; whoever asked for a slow one may long be gone."""
 _REMEMBERED = 32
 _TOO_SLOW = "structured_outputs took longer to compile than the request may take: simplify it"
 
@@ -148,7 +150,7 @@ class Bridge:
                 continue
             left = None if ticket.deadline is None else ticket.deadline - time.perf_counter()
             try:
-                future = grammars.submit(wanted_of(tokenizer, request.prompt_token_ids, wanted))
+                future = grammars.submit(wanted_of(tokenizer, request.prompt_token_ids, wanted), MOST_FORMS)
                 await asyncio.wait_for(asyncio.wrap_future(future), left)
             except TimeoutError:
                 raise ApiError(400, _TOO_SLOW, code="deadline_exceeded", param="structured_outputs") from None
