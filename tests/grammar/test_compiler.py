@@ -11,7 +11,7 @@ from concurrent.futures import wait
 import pytest
 
 from alula.config import AlulaError
-from alula.grammar import Grammars, from_response_format
+from alula.grammar import Grammars, TooManyForms, from_response_format
 from alula.structured import StructuredOutputsParams
 from tests.engine.tiny import VOCAB
 from tests.grammar.support import PERSON, byte_tokenizer, fits, grammars, json_like
@@ -89,6 +89,20 @@ def test_one_that_takes_long_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) ->
     assert made.compile(choice("fast")) is not None and not slow.done()
     go_on.set()
     assert slow.result(60) is made.compile(choice("slow"))
+
+
+def test_no_more_are_begun_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, go_on = grammars(), threading.Event()
+    compile_one = made._compile
+    monkeypatch.setattr(made, "_compile", lambda wanted: go_on.wait(60) and compile_one(wanted))
+    futures = [made.submit(choice(str(number)), 3) for number in range(3)]
+    with pytest.raises(TooManyForms, match="3 forms"):
+        made.submit(choice("3"), 3)
+    assert made.submit(choice("0"), 3) is futures[0]
+    futures.append(made.submit(choice("4")))  # without a limit
+    go_on.set()
+    assert not wait(futures, 60).not_done
+    assert made.compile(choice("3")) is not None
 
 
 def test_many_threads_at_once() -> None:

@@ -60,6 +60,15 @@ def test_keys(tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert httpx.get(f"{server.url}/v1/models", headers=odd).status_code == 401
 
 
+def test_keys_that_no_header_can_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("schlüssel\n", encoding="utf-8")
+    with pytest.raises(AlulaError, match="api_key_file"):
+        ServerConfig(api_key_file=tmp_path / "keys").keys()
+    monkeypatch.setenv("ALULA_API_KEYS", "good, schlüssel")
+    with pytest.raises(AlulaError, match="ALULA_API_KEYS"):
+        ServerConfig().keys()
+
+
 def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time an answer takes does not say which key came close, nor how many there are before it."""
     compared: list[bytes] = []
@@ -111,6 +120,13 @@ def test_request_ids(server: Running) -> None:
     assert all(reply.json()["id"] == f"cmpl-{reply.headers['x-request-id']}" for reply in fresh)
     own = post(server, body | {"request_id": "mine"})
     assert (own.json()["id"], own.headers["x-request-id"]) == ("cmpl-mine", "mine")
+
+
+def test_a_path_cannot_forge_a_line_of_the_log(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "alula.access")
+    assert httpx.get(f"{server.url}/v1/models/%0Ainfo%20GET%20/é").status_code == 404
+    (line,) = TextLines().format(caplog.records[0]).splitlines()
+    assert "GET /v1/models/%0Ainfo%20GET%20/%C3%A9 404 request_id=" in line and line.count("404") == 1
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from alula.server.app import build_app
 from alula.server.config import ServerConfig
 from tests.engine.tiny import prompt_of, run
 from tests.server.running import build_engine, serving
-from tests.server.test_cancel import BYSTANDER, post
+from tests.server.test_cancel import BYSTANDER, post, wait_for
 from tests.server.test_completions import offline
 
 TEXTS = [Request(tuple(prompt_of(9, seed=n)), SamplingParams(max_tokens=16, ignore_eos=True)) for n in range(3)]
@@ -104,6 +105,14 @@ def test_a_fault_while_committing_is_never_stepped_over(tiny: LoadedModel, monke
         SafeSteps(engine).step()
 
 
+def test_a_fault_while_planning_is_one_of_the_engine(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(tiny)
+    monkeypatch.setattr(engine.scheduler, "plan", failing(lambda: None, lambda call: True))
+    engine.add(TEXTS[0])
+    with pytest.raises(EngineDead, match="planning"):
+        SafeSteps(engine).step()
+
+
 def test_a_failed_request_is_a_500_and_others_go_on(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(tiny)
     with serving(engine) as server:
@@ -153,13 +162,49 @@ def test_health_notices_a_step_that_does_not_end(tiny: LoadedModel, monkeypatch:
         monkeypatch.setattr(engine._runner, "forward", lambda *given: hold.wait(20) and forward(*given))
         thread = threading.Thread(target=post, args=(server, BYSTANDER | {"max_tokens": 1}))
         thread.start()
-        while (reply := httpx.get(f"{server.url}/health")).status_code == 200:
-            pass
-        assert "in one step" in reply.json()["error"]["message"]
+        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        assert "in one step" in httpx.get(f"{server.url}/health").json()["error"]["message"]
         hold.set()
         thread.join()
         server.idle()
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+
+
+def test_a_fault_of_the_servers_own_is_a_500_in_reply_log_and_metrics(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "alula.access")
+    with serving(build_engine(tiny)) as server:
+        monkeypatch.setattr("alula.server.routes.completion", failing(lambda: None, lambda call: True))
+        reply = post(server, BYSTANDER, headers={"x-request-id": "mine"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
+        assert reply.headers["x-request-id"] == "mine"
+        counted = 'alula:http_requests_total{method="POST",model_name="tiny",path="/v1/completions",status="500"} 1.0'
+        assert counted in httpx.get(f"{server.url}/metrics").text
+    assert caplog.records[0].facts["status"] == 500  # type: ignore[attr-defined]
+
+
+def test_a_form_that_breaks_the_compiler_holds_no_place(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(tiny)
+    with serving(engine) as server:
+        monkeypatch.setattr(engine.grammars, "_compile", failing(lambda: None, lambda call: True))
+        reply = post(server, BYSTANDER | {"request_id": "mine", "structured_outputs": {"choice": ["yes"]}})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
+        assert server.bridge.samples == 0
+        assert post(server, BYSTANDER | {"request_id": "mine"}).status_code == 200
+        server.idle()
+
+
+def test_a_thread_that_cannot_be_had_for_a_form_is_tried_for_again(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, body = build_engine(tiny), BYSTANDER | {"structured_outputs": {"choice": ["yes"]}, "ignore_eos": False}
+    with serving(engine) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("alula.grammar.compiler.threading.Thread", failing(lambda: None, lambda call: True))
+            assert post(server, body).status_code == 500
+        assert post(server, body).json()["choices"][0]["text"] == "yes"
+        server.idle()
 
 
 def test_packages_are_there_before_the_first_requests(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from alula.engine.memory import memory_bytes
@@ -60,6 +62,21 @@ def test_counts_are_those_of_the_engine(tiny: LoadedModel, tiny_folder: Any) -> 
     stages = {stage for name, stage in found if name == "alula:step_stage_seconds_total"}
     assert stages == {"draft", "tree", "forward", "sample", "commit", "other"}
     assert usage["completion_tokens"] == 48
+
+
+def test_time_to_the_first_token_counts_what_a_form_takes_to_compile(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine(tiny)
+    compiled = engine.grammars._compile
+    monkeypatch.setattr(engine.grammars, "_compile", lambda wanted: time.sleep(0.3) or compiled(wanted))
+    with serving(engine) as server:
+        post(server, {"prompt": "x", "max_tokens": 9, "structured_outputs": {"choice": ["yes", "no"]}})
+        found = scraped(server)
+    names = ("time_to_first_token", "request_queue_time", "e2e_request_latency")
+    assert min(found[f"alula:{name}_seconds_sum", ""] for name in names) >= 0.3
+    seconds = [found[f"alula:request_{part}_time_seconds_sum", ""] for part in ("queue", "prefill", "decode")]
+    assert sum(seconds) == pytest.approx(found["alula:e2e_request_latency_seconds_sum", ""])
 
 
 def test_a_tag_labels_acceptance_and_there_are_few_of_them(tiny: LoadedModel, tiny_folder: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -197,12 +196,24 @@ def test_a_grammar_that_never_accepts_ends_at_max_tokens_and_harms_nobody(server
     form = {"grammar": 'root ::= "a" root'}
     found = post(server, {"prompt": "x", "max_tokens": 40, "structured_outputs": form}).json()
     thread.join()
-    if "error" in found:
-        assert found["error"]["param"] == "structured_outputs"
-    else:
-        assert found["choices"][0]["finish_reason"] == "length"
-        assert set(found["choices"][0]["text"]) == {"a"}
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert found["choices"][0]["text"] == "a" * 40
     assert replies[0].json()["choices"][0]["text"] == offline(tiny, "by", max_tokens=60).outputs[0].text
+
+
+def test_forms_that_nobody_waits_for_any_more_are_bounded(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alula.server.bridge.MOST_FORMS", 2)
+    engine, go = build_engine(tiny), threading.Event()
+    compiled = engine.grammars._compile
+    monkeypatch.setattr(engine.grammars, "_compile", lambda wanted: go.wait(30) and compiled(wanted))
+    bodies = [{"prompt": "x", "max_tokens": 9, "structured_outputs": {"choice": [text]}} for text in ("a", "b", "c")]
+    with serving(engine) as server:
+        late = [post(server, body | {"timeout_s": 0.05}) for body in bodies]
+        assert [reply.status_code for reply in late] == [400, 400, 429]
+        assert int(late[2].headers["retry-after"]) >= 1 and server.bridge.samples == 0
+        go.set()
+        wait_for(lambda: post(server, bodies[2]).status_code == 200)
+        server.idle()
 
 
 def test_whoever_waits_for_a_grammar_can_leave_or_run_out_of_time(
@@ -218,9 +229,12 @@ def test_whoever_waits_for_a_grammar_can_leave_or_run_out_of_time(
         assert post(server, BYSTANDER | {"max_tokens": 2}).status_code == 200, "nobody else waits"
         late = post(server, body | {"timeout_s": 0.1})
         assert (late.status_code, late.json()["error"]["code"]) == (400, "deadline_exceeded")
+        named = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}}
+        late = post(server, {"prompt": "x", "timeout_s": 0.1} | named)
+        assert late.json()["error"]["param"] == "response_format"
+        assert late.json()["error"]["message"].startswith("response_format took longer")
         leaver.leave()
         wait_for(lambda: server.bridge.samples == 0)
         go.set()
-        time.sleep(0.05)
         assert post(server, body).json()["choices"][0]["text"] in ("yes", "no")
         server.idle()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,17 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: py
         save_state(path, {"step": 2})
     assert load_state(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    left = tmp_path / f".checkpoint.{gone.pid}.tmp.pt"
+    others = [f".checkpoint.{os.getppid()}.tmp.pt", f".checkpoint.{gone.pid}.tmp.json", ".checkpoint.x.tmp.pt"]
+    for name in (left.name, *others):
+        (tmp_path / name).write_text("half")
+    save_state(tmp_path / "checkpoint.pt", {"step": 1})
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["checkpoint.pt", *others])
 
 
 def test_no_checkpoint_is_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:

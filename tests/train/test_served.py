@@ -104,6 +104,8 @@ def test_prompts_come_from_conversations_and_sets(model: LoadedModel, data: list
     found = ServedEvaluation(model, held, Served(held_out=1, prompts=2, sets=(str(file),), tokens=8))
     texts = [model.tokenizer.decode(list(prompt)) for prompt in found.prompts[1:]]
     assert found.prompts[0] == data[0].tokens[:5]
+    others = ServedEvaluation(model, held, Served(held_out=2, prompts=1, sets=(str(file),), tokens=8))
+    assert len(others.prompts) == len(found.prompts) and others.settings() != found.settings()
     assert "one" in texts[0] and "two" in texts[1] and len(texts) == 2
     with pytest.raises(AlulaError, match=r"served: no prompt leaves room for 4000 tokens: lower served\.tokens"):
         ServedEvaluation(model, held, Served(tokens=4000))

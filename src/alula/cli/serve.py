@@ -29,8 +29,8 @@ class Serve(ServerConfig, ModelOptions):
         from alula.server.app import build_app
         from alula.server.logs import set_up_logs
         from alula.server.run import bind, serve
-        from alula.server.service import alula_version
         from alula.server.traces import open_traces
+        from alula.version import alula_version
 
         config.keys()
         traces = open_traces(self.otlp_traces_endpoint, alula_version())

@@ -72,6 +72,7 @@ class Engine:
         request_id, seed = self._next_id, resolve_seed(request.params.seed)
         sequences = [self._sequence(request_id + sample, request, seed, sample) for sample in range(request.params.n)]
         self._next_id += len(sequences)
+        self._queue(request_id, sequences, request)  # before anything knows of it: what raises here leaves nothing
         output = RequestOutput(request_id, list(request.prompt_token_ids))
         if request.params.prompt_logprobs is not None:
             output.prompt_logprobs = [None]
@@ -79,7 +80,6 @@ class Engine:
         self._added[request_id] = time.perf_counter()
         for sequence in sequences:
             self._register(sequence, output)
-        self._queue(request_id, sequences, request)
         return request_id
 
     def abort(self, request_id: int) -> RequestOutput:

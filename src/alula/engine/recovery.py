@@ -36,7 +36,10 @@ class SafeSteps:
         self._log = logging.getLogger("alula.engine")
 
     def step(self) -> list[TokenEvent]:
-        plan = self._engine.plan()
+        try:
+            plan = self._engine.plan()
+        except Exception as error:
+            raise EngineDead(f"planning a step raised {_name(error)}") from error
         try:
             events = self._engine.run(plan, drafting=self.drafting)
         except Exception as error:  # noqa: BLE001 (whatever a stage raises is dealt with here)

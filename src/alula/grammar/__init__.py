@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from alula.grammar.compiler import Grammars
+from alula.grammar.compiler import Grammars, TooManyForms
 from alula.grammar.response_format import from_response_format
 from alula.grammar.state import GrammarState
 
-__all__ = ["GrammarState", "Grammars", "from_response_format"]
+__all__ = ["GrammarState", "Grammars", "TooManyForms", "from_response_format"]

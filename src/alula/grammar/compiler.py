@@ -32,6 +32,10 @@ _SOME_RAW = r"[^\"\\\r\n]"
 _NONE_RAW = r"[^\"\\\x00-\x1f\ud800-\udfff]"
 
 
+class TooManyForms(AlulaError):
+    """So many grammars are being compiled that no more are begun for now."""
+
+
 class Grammars:
     """Compiles what requests ask for, each on a thread of its own, and keeps the ones used last.
 
@@ -56,17 +60,25 @@ class Grammars:
         self._turns = threading.Semaphore(AT_ONCE)
         self._kept: OrderedDict[object, Future[xgrammar.CompiledGrammar]] = OrderedDict()
 
-    def submit(self, wanted: StructuredOutputsParams) -> Future[xgrammar.CompiledGrammar]:
-        """The compiled grammar, now or later; or the AlulaError that says why there is none."""
+    def submit(
+        self, wanted: StructuredOutputsParams, most_waiting: int | None = None
+    ) -> Future[xgrammar.CompiledGrammar]:
+        """The compiled grammar, now or later; or the AlulaError that says why there is none.
+
+        Raises TooManyForms for a new one where `most_waiting` are on their way already.
+        """
         key = (wanted.kind, wanted.source, wanted.disable_any_whitespace, wanted.free_until)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
+            waiting = sum(not kept.done() for kept in self._kept.values())
+            if most_waiting is not None and waiting >= most_waiting:
+                raise TooManyForms(f"structured_outputs: {waiting} forms are being compiled: try again later")
             future: Future[xgrammar.CompiledGrammar] = Future()
             future.set_running_or_notify_cancel()  # others may wait for it too, so nobody cancels it
+            threading.Thread(target=self._work, args=(key, wanted, future), name="alula-grammar", daemon=True).start()
             self._kept[key] = future
-        threading.Thread(target=self._work, args=(key, wanted, future), name="alula-grammar", daemon=True).start()
         return future
 
     def compile(self, wanted: StructuredOutputsParams) -> xgrammar.CompiledGrammar:
@@ -92,8 +104,9 @@ class Grammars:
                 del self._kept[key]
             future.set_exception(error)
             return
-        future.set_result(compiled)
-        self._shrink()
+        with self._lock:  # whoever sees the result sees the others shrunk
+            future.set_result(compiled)
+            self._shrink()
 
     def _shrink(self) -> None:
         """Drops finished ones, the least recently used first."""

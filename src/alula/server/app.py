@@ -22,20 +22,20 @@ from alula.sequence import LogitsProcessor
 from alula.server.bridge import Bridge
 from alula.server.config import ServerConfig
 from alula.server.engine_metrics import EngineCollector
-from alula.server.errors import ApiError
+from alula.server.errors import ApiError, broken
 from alula.server.gate import REQUEST_ID, Gate, Keys
 from alula.server.metrics import Metrics
 from alula.server.page import add_page, page_paths
 from alula.server.routes import add_routes
 from alula.server.service import (
     Service,
-    alula_version,
     fingerprint,
     import_what_requests_use,
     load_processors,
     read_defaults,
 )
 from alula.server.traces import Traces, open_traces
+from alula.version import alula_version
 
 
 def build_app(
@@ -144,9 +144,10 @@ def _add_errors(app: FastAPI) -> None:
         return await refused(http, told)
 
     @app.exception_handler(Exception)
-    async def broken(http: HttpRequest, error: Exception) -> Response:
-        told = ApiError(500, f"the server failed on this request ({type(error).__name__})", code="internal_error")
-        return JSONResponse(told.body(), told.status)
+    async def failed(http: HttpRequest, error: Exception) -> Response:
+        """Runs outside the gate, which adds the id to all other replies."""
+        told = broken(error)
+        return JSONResponse(told.body(), told.status, {REQUEST_ID: http.state.id})
 
 
 def _as_api_error(errors: list[dict[str, Any]] | Any) -> ApiError:

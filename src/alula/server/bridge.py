@@ -21,12 +21,15 @@ from alula.engine.compiling import wanted_of
 from alula.engine.engine import Engine
 from alula.engine.recovery import SafeSteps
 from alula.engine.request import Request, RequestOutput
+from alula.grammar import TooManyForms
 from alula.sequence import TokenEvent
-from alula.server.errors import ApiError, busy, refused, unavailable
+from alula.server.errors import ApiError, broken, busy, refused, unavailable
 from alula.server.ticket import Delivery, Message, PromptScores, Ticket
 
 CHECK_EVERY_S = 10.0
 """The cache's books are checked when the engine falls idle, no more often than this."""
+MOST_FORMS = 256
+"""Forms that are being compiled or wait for it; whoever asked for a slow one may long be gone."""
 _REMEMBERED = 32
 _TOO_SLOW = "structured_outputs took longer to compile than the request may take: simplify it"
 
@@ -117,6 +120,10 @@ class Bridge:
             ticket.accepted.add_done_callback(lambda future: future.cancelled() or future.exception())
             self.close(ticket)
             raise
+        except Exception as error:
+            # One that the engine has sent is noted already; any other came before the engine knew of the ticket.
+            self._forget(ticket, error if isinstance(error, ApiError) else broken(error))
+            raise
 
     def close(self, ticket: Ticket, reason: str = "abort") -> None:
         """Whoever waited for it has gone, or somebody asked: it ends with what it has, before the next step."""
@@ -143,20 +150,18 @@ class Bridge:
             if wanted is None:
                 continue
             left = None if ticket.deadline is None else ticket.deadline - time.perf_counter()
-            future = grammars.submit(wanted_of(tokenizer, request.prompt_token_ids, wanted))
             try:
+                future = grammars.submit(wanted_of(tokenizer, request.prompt_token_ids, wanted), MOST_FORMS)
                 await asyncio.wait_for(asyncio.wrap_future(future), left)
             except TimeoutError:
-                raise self._lost(ticket, ApiError(400, _TOO_SLOW, code="deadline_exceeded")) from None
+                raise ApiError(400, _TOO_SLOW, code="deadline_exceeded", param="structured_outputs") from None
+            except TooManyForms:
+                raise busy(self._retry_after_s(), self._samples) from None
             except AlulaError as error:
-                raise self._lost(ticket, refused(error)) from None
+                raise refused(error) from None
             except asyncio.CancelledError:
                 self._forget(ticket)
                 raise
-
-    def _lost(self, ticket: Ticket, error: ApiError) -> ApiError:
-        self._forget(ticket, error)
-        return error
 
     def _admit(self, ticket: Ticket) -> None:
         if (reason := self.unhealthy) is not None:
@@ -191,6 +196,8 @@ class Bridge:
                 ticket.messages.put_nowait(message)
 
     def _forget(self, ticket: Ticket, error: ApiError | None = None) -> None:
+        if ticket.ended:
+            return
         ticket.ended = True
         _end_span(ticket, error)
         self._samples -= ticket.samples
@@ -292,12 +299,14 @@ class Bridge:
         self._send(letters)
 
     def _scores(self, ticket: Ticket, event: TokenEvent) -> list[tuple[Ticket, Message]]:
-        """Before a prompt's first token, where it was asked for."""
+        """Before a prompt's first token, where it was asked for; never of a prompt that was not read to its end."""
         for prompt, (request_id, request) in enumerate(zip(ticket.request_ids, ticket.requests, strict=True)):
             if request.params.prompt_logprobs is not None and event.sequence_id == request_id:
                 output = self.engine.output(request_id)
-                if output.prompt_logprobs and len(output.outputs[0].token_ids) == len(event.tokens):
-                    return [(ticket, PromptScores(prompt, tuple(output.prompt_logprobs)))]
+                known = output.prompt_logprobs or ()
+                first = bool(event.tokens) and output.outputs[0].token_ids == [*event.tokens]
+                if first and len(known) == len(output.prompt_token_ids):
+                    return [(ticket, PromptScores(prompt, tuple(known)))]
         return []
 
     def _finish(self, sequence_id: int) -> list[tuple[Ticket, Message]]:

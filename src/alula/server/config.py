@@ -91,11 +91,12 @@ class ServerConfig:
             )
         if self.port > 65535:
             raise AlulaError(f"port is {self.port}: give a number from 0 to 65535")
-        if any(not key or not key.isascii() or key != key.strip() for key in self.api_key):
+        if any(not _can_be_sent(key) for key in self.api_key):
             raise AlulaError("api_key is empty or holds spaces at its ends or letters beyond ASCII: give another")
 
     def keys(self) -> tuple[str, ...]:
-        """Of the flags, the file and the environment. Raises AlulaError for a file without any."""
+        """Of the flags, the file and the environment. Raises AlulaError for a file without any, and for a key that no
+        header can hold."""
         found = list(self.api_key)
         found += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
         if self.api_key_file is not None:
@@ -104,7 +105,14 @@ class ServerConfig:
             if not keys:
                 raise AlulaError(f"api_key_file {self.api_key_file} holds no key: write one per line")
             found += keys
+        if not all(map(_can_be_sent, found)):
+            raise AlulaError(f"api_key_file or {KEYS_VARIABLE} has a key with letters beyond ASCII: give another")
         return tuple(dict.fromkeys(found))
+
+
+def _can_be_sent(key: str) -> bool:
+    """As it is, in a header."""
+    return key != "" and key.isascii() and key == key.strip()
 
 
 _OPTIONAL = ("max_prompt_tokens", "max_output_tokens")

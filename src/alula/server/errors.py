@@ -43,6 +43,11 @@ def refused(error: ValueError) -> ApiError:
     return ApiError(400, str(error), param=str(error).split(" ", 1)[0].split(".")[0])
 
 
+def broken(error: Exception) -> ApiError:
+    """A 500 for whatever should not have been raised; its text may quote the request, so only its name is told."""
+    return ApiError(500, f"the server failed on this request ({type(error).__name__})", code="internal_error")
+
+
 def busy(retry_after_s: int, waiting: int) -> ApiError:
     return ApiError(
         429,

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -78,6 +79,9 @@ class Gate:
 
         try:
             await self._pass(scope, headers, receive, sending)
+        except Exception:
+            status = status or 500  # the reply is written outside of here
+            raise
         finally:
             self._report(scope, status, time.perf_counter() - start)
 
@@ -123,15 +127,16 @@ class Gate:
         route = scope.get("route")
         path = getattr(route, "path", "other")
         self._answered(scope["method"], path, status)
+        written = quote(scope["path"], safe="/:@!$&'()*+,;=~")  # with line breaks it could forge lines of the log
         facts: dict[str, Any] = {
             "request_id": scope["state"]["id"],
             "method": scope["method"],
-            "path": scope["path"],
+            "path": written,
             "status": status,
             "seconds": round(seconds, 4),
             **scope["state"]["facts"],
         }
-        self._log.info("%s %s %d", scope["method"], scope["path"], status, extra={"facts": facts})
+        self._log.info("%s %s %d", scope["method"], written, status, extra={"facts": facts})
 
 
 def _request_id(headers: Headers) -> str:

@@ -18,6 +18,10 @@ def set_up_logs(kind: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+_SAID = ("method", "path", "status")
+"""Facts that the message of a request's line says already."""
+
+
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -35,8 +39,8 @@ class JsonLines(logging.Formatter):
 class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts: dict[str, Any] = getattr(record, "facts", {})
-        shown = "".join(f" {name}={_shown(value)}" for name, value in facts.items() if name not in record.getMessage())
-        line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()}{shown if facts else ''}"
+        shown = "".join(f" {name}={_shown(value)}" for name, value in facts.items() if name not in _SAID)
+        line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()}{shown}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -111,6 +111,8 @@ class Metrics:
 
     def finished(self, ticket: Ticket, request: Request, output: RequestOutput) -> None:
         tokens = sum(len(sample.token_ids) for sample in output.outputs)
+        # The engine's times begin when it was given the request: not before its form was compiled.
+        before = max(time.perf_counter() - ticket.created - (output.latency_s or 0.0), 0.0)
         self._prompt_tokens.inc(len(output.prompt_token_ids))
         self._cached_tokens.inc(output.cached_tokens)
         values = {
@@ -118,7 +120,7 @@ class Metrics:
             "request_generation_tokens": tokens,
             "request_params_n": request.params.n,
             "request_params_max_tokens": request.params.max_tokens,
-            **_times(output),
+            **_times(output, before),
         }
         for name, value in values.items():
             self._histograms[name].observe(value)
@@ -137,9 +139,10 @@ class Metrics:
         return metric.labels(self._model_name)
 
 
-def _times(output: RequestOutput) -> dict[str, float]:
-    """Seconds by histogram, as far as the request came."""
-    queued, first, whole = output.queue_s, output.ttft_s, output.latency_s or 0.0
+def _times(output: RequestOutput, before: float) -> dict[str, float]:
+    """Seconds by histogram, as far as the request came. before: seconds from its arrival until the engine had it."""
+    queued, first = (None if known is None else before + known for known in (output.queue_s, output.ttft_s))
+    whole = before + (output.latency_s or 0.0)
     found = {"e2e_request_latency_seconds": whole}
     if queued is not None:
         found |= {"request_queue_time_seconds": queued, "request_inference_time_seconds": whole - queued}

@@ -26,7 +26,6 @@ def usage(prompt_tokens: int, completion_tokens: int, outputs: Iterable[RequestO
         found["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": sum(each.drafted for each in stats) - accepted,
-            "reasoning_tokens": 0,
         }
     return found
 

@@ -17,9 +17,10 @@ from alula.server.metrics import CONTENT_TYPE, Metrics
 from alula.server.prompts import chat_prompt, text_prompts
 from alula.server.protocol import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from alula.server.replies import spelled
-from alula.server.service import Service, alula_version
+from alula.server.service import Service
 from alula.server.structure import form_field
 from alula.server.ticket import Ticket
+from alula.version import alula_version
 
 TAG = "X-Alula-Tag"
 _ERROR = {"description": "An error in OpenAI's shape: {error: {message, type, param, code}}"}
@@ -98,11 +99,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", responses=_RESPONSES)
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         service.check_model(body.model)
-        tokens = await asyncio.to_thread(_tokens, service, body)
-        found: dict[str, Any] = {"count": len(tokens), "max_model_len": service.max_len, "tokens": tokens}
-        if body.return_token_strs:
-            found["token_strs"] = [spelled(service.tokenizer, token) for token in tokens]
-        return found
+        return await asyncio.to_thread(_tokenized, service, body)
 
     @app.post("/detokenize", responses=_RESPONSES)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
@@ -110,7 +107,16 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         size = service.engine.model.config.vocab_size
         if any(token >= size for token in body.tokens):
             raise ApiError(400, f"tokens holds {max(body.tokens)}: give ids from 0 to {size - 1}", param="tokens")
-        return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        decode = service.tokenizer.decode
+        return {"prompt": await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)}
+
+
+def _tokenized(service: Service, body: TokenizeBody) -> dict[str, Any]:
+    tokens = _tokens(service, body)
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": service.max_len, "tokens": tokens}
+    if body.return_token_strs:
+        found["token_strs"] = [spelled(service.tokenizer, token) for token in tokens]
+    return found
 
 
 def _tokens(service: Service, body: TokenizeBody) -> list[int]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from alula.server.config import ServerConfig
 from alula.server.errors import ApiError
 from alula.server.traces import Traces
 from alula.text import Tokenizer
+from alula.version import alula_version
 
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -85,14 +85,6 @@ def import_what_requests_use() -> None:
     """
     import_module("xgrammar")
     import_module("transformers.utils.chat_template_utils")
-
-
-def alula_version() -> str:
-    """`source` where alula runs from its sources and was never installed."""
-    try:
-        return version("alula")
-    except PackageNotFoundError:
-        return "source"
 
 
 def fingerprint(engine: Engine) -> str:

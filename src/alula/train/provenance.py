@@ -15,6 +15,7 @@ from alula.draft.load import target_provenance
 from alula.model.load import LoadedModel
 from alula.model.weights import hash_file
 from alula.train.config import TrainConfig
+from alula.version import alula_version
 
 
 def provenance_of(
@@ -32,7 +33,7 @@ def provenance_of(
         "recipe": asdict(config.recipe),
         "synth": None if config.data else _plain(asdict(config.synth)),
         "device": str(model.device),
-        "versions": {"alula": _alula(), "torch": torch.__version__, "python": sys.version.split()[0]},
+        "versions": {"alula": alula_version(), "torch": torch.__version__, "python": sys.version.split()[0]},
         "argv": sys.argv[1:],
     }
 
@@ -41,12 +42,3 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Paths as text."""
     found: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return found
-
-
-def _alula() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("alula")
-    except PackageNotFoundError:
-        return "source"

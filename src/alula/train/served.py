@@ -6,6 +6,7 @@ looks good in training and is rejected in service shows as a gap between the two
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,8 +54,10 @@ class ServedEvaluation:
             raise AlulaError(f"served: no prompt leaves room for {config.tokens} tokens: lower served.tokens")
 
     def settings(self) -> dict[str, Any]:
-        """What the figures hold for; figures of other settings cannot be compared."""
-        return {"tree": dict(vars(self._shape)), "prompts": len(self.prompts), "tokens": self._config.tokens}
+        """What the figures hold for; figures of other settings, or other prompts, cannot be compared."""
+        known = hashlib.sha256(repr(self.prompts).encode()).hexdigest()[:16]
+        sizes = {"prompts": len(self.prompts), "prompts_hash": known, "tokens": self._config.tokens}
+        return {"tree": dict(vars(self._shape)), **sizes}
 
     def run(self, folder: Path, method: Method | None = None, store: FeatureStore | None = None) -> dict[str, Any]:
         """Figures of the drafter in ``folder``; with the method that it was exported from, the estimate beside them."""
