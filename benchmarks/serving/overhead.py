@@ -10,17 +10,18 @@ JSON line. Exit code 1: tokens differ, or the server's median TPOT is more than 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
-from client import ask, client
-from mix import COMPLETIONS, Job
+from mix import COMPLETIONS
 from reporting import finish, table
 from servers import Server, started
 
@@ -131,20 +132,29 @@ def over_http(
     if speculation == "off":
         body["speculation"] = {"off": True}
 
-    async def once() -> Any:
-        async with client(server.url, server.key) as web:
-            await _connect(web)
-            return await ask(web, Job(0, COMPLETIONS, body))
+    lines = _stream(server, json.dumps(body))
+    events = [(when, json.loads(line[6:])) for when, line in lines if line.startswith(b"data: {")]
+    if not events or any("error" in event for _, event in events):
+        raise RuntimeError(f"the server failed: {events[-1][1] if events else 'no reply'}")
+    came = [(when, event["choices"][0]["token_ids"]) for when, event in events if event["choices"][0].get("token_ids")]
+    tokens = [token for _, part in came for token in part]
+    first, last = came[0][0], came[-1][0]
+    return tokens, first, (last - first) / (len(tokens) - 1)
 
-    answer = asyncio.run(once())
-    if answer.error is not None or answer.tpot_s is None or answer.ttft_s is None:
-        raise RuntimeError(f"the server failed: {answer.error}")
-    return answer.choices[0].token_ids, answer.ttft_s, answer.tpot_s
 
-
-async def _connect(web: httpx.AsyncClient) -> None:
-    """Opening a connection is no part of TTFT."""
-    (await web.get("/health")).raise_for_status()
+def _stream(server: Server, body: str) -> list[tuple[float, bytes]]:
+    """Lines of the reply with the seconds they took. A client that does no more than that: it shares the cores."""
+    parts = urlsplit(server.url)
+    connection = HTTPConnection(parts.hostname or "", parts.port)
+    connection.connect()  # no part of TTFT
+    key = {"Authorization": f"Bearer {server.key}"} if server.key else {}
+    start, lines = time.perf_counter(), []
+    connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json", **key})
+    with connection.getresponse() as reply:
+        while line := reply.readline():
+            lines.append((time.perf_counter() - start, line))
+    connection.close()
+    return lines
 
 
 def _show(found: dict[str, Any]) -> None:
