@@ -295,8 +295,11 @@ class Bridge:
         for prompt, (request_id, request) in enumerate(zip(ticket.request_ids, ticket.requests, strict=True)):
             if request.params.prompt_logprobs is not None and event.sequence_id == request_id:
                 output = self.engine.output(request_id)
-                if output.prompt_logprobs and len(output.outputs[0].token_ids) == len(event.tokens):
-                    return [(ticket, PromptScores(prompt, tuple(output.prompt_logprobs)))]
+                scores = output.prompt_logprobs or ()
+                # A request that ends while its prompt is read has some of them only.
+                whole = len(scores) == len(request.prompt_token_ids)
+                if whole and len(output.outputs[0].token_ids) == len(event.tokens):
+                    return [(ticket, PromptScores(prompt, tuple(scores)))]
         return []
 
     def _finish(self, sequence_id: int) -> list[tuple[Ticket, Message]]:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -78,6 +79,10 @@ class Gate:
 
         try:
             await self._pass(scope, headers, receive, sending)
+        except Exception as error:
+            if status:
+                raise
+            await self._fail(error, scope, receive, sending)
         finally:
             self._report(scope, status, time.perf_counter() - start)
 
@@ -85,9 +90,17 @@ class Gate:
         try:
             self._check(scope["path"], headers)
         except ApiError as error:
-            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+            await _tell(error, scope, receive, send)
             return
         await self._app(scope, self._counting(receive), send)
+
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        """Here and not further out, so that a fault has its request's id and leaves the connection open."""
+        self._log.error("request %s failed", scope["state"]["id"], exc_info=error)
+        kind = type(error).__name__
+        told = ApiError(500, f"the server failed on this request ({kind})", code="internal_error")
+        scope["state"]["facts"]["error"] = told.message
+        await _tell(told, scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
         if self._keys and path not in self._open_paths and not self._keys.admit(headers.get("authorization")):
@@ -123,15 +136,20 @@ class Gate:
         route = scope.get("route")
         path = getattr(route, "path", "other")
         self._answered(scope["method"], path, status)
+        shown = quote(scope["path"], safe="/:@!$&'()*+,;=~")  # a path may hold line breaks
         facts: dict[str, Any] = {
             "request_id": scope["state"]["id"],
             "method": scope["method"],
-            "path": scope["path"],
+            "path": shown,
             "status": status,
             "seconds": round(seconds, 4),
             **scope["state"]["facts"],
         }
-        self._log.info("%s %s %d", scope["method"], scope["path"], status, extra={"facts": facts})
+        self._log.info("%s %s %d", scope["method"], shown, status, extra={"facts": facts})
+
+
+async def _tell(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
 
 
 def _request_id(headers: Headers) -> str:
