@@ -11,6 +11,7 @@ from concurrent.futures import wait
 import pytest
 
 from alula.config import AlulaError
+from alula.engine.compiling import wanted_of
 from alula.grammar import Grammars, TooManyForms, from_response_format
 from alula.structured import StructuredOutputsParams
 from tests.engine.tiny import VOCAB
@@ -165,3 +166,10 @@ def test_response_format() -> None:
     for bad in ({"type": "yaml"}, {}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}):
         with pytest.raises(AlulaError, match="response_format"):
             from_response_format(bad)
+
+
+def test_a_marker_of_spaces_is_looked_for_as_it_is() -> None:
+    wanted = StructuredOutputsParams(regex="a", free_until="\n\n")
+    tokenizer = byte_tokenizer()
+    assert wanted_of(tokenizer, tokenizer.encode("x"), wanted).free_until == "\n\n"
+    assert wanted_of(tokenizer, tokenizer.encode("x\n\n"), wanted).free_until is None

@@ -8,6 +8,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from xgrammar import GrammarMatcher
 
 from alula.config import AlulaError
 from alula.grammar import Grammars
@@ -39,6 +40,20 @@ def test_what_would_be_misread_is_refused(made: Grammars, pattern: str) -> None:
     with pytest.raises(AlulaError, match=r"structured_outputs\.regex") as caught:
         made.compile(StructuredOutputsParams(regex=pattern))
     assert REFUSED[pattern] in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", [r"\W", r"\S", r"\D", r"[\W]", r"[\D0]", r"[\S^]", r"[^\w]", "."])
+def test_half_characters_match_nothing(made: Grammars, pattern: str) -> None:
+    """Half of a surrogate pair, written as three bytes, is no UTF-8: the answer would hold replacement characters."""
+    compiled = made.compile(StructuredOutputsParams(regex=pattern))
+    assert GrammarMatcher(compiled).accept_string("€")
+    assert not GrammarMatcher(compiled).accept_string(b"\xed\xa0\x80")
+
+
+def test_what_stands_beside_a_class_in_a_class(made: Grammars) -> None:
+    for pattern, fitting in ((r"[\D^7-9]", "a^7_9€"), (r"[\^a]", "a^"), (r"[\x5e-`]", "^_"), (r"[\^]", "^")):
+        compiled = made.compile(StructuredOutputsParams(regex=pattern))
+        assert "".join(char for char in "0a^7_9€6" if GrammarMatcher(compiled).accept_string(char)) == fitting
 
 
 def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:

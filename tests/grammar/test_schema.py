@@ -81,6 +81,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "if": ({"type": "object", "properties": {"a": {"if": {}, "then": ONE}}}, "#/properties/a: if cannot"),
     "unique": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     "contains": ({"type": "array", "contains": ONE}, "contains"),
+    "large multiples": ({"type": "integer", "multipleOf": 1025}, "multipleOf"),
+    "multiples of a part": ({"type": "integer", "multipleOf": 1.5}, "multipleOf"),
+    "fewer than none": ({"type": "array", "minItems": -1}, "minItems"),
+    "shorter than nothing": ({"type": "string", "maxLength": -1}, "maxLength"),
+    "part of an item": ({"type": "array", "maxItems": 1.5}, "maxItems"),
+    "a number beyond 64 bits": ({"const": [{"a": 2**63}]}, "64 bits"),
+    "no number": ({"enum": [float("inf")]}, "finite"),
+    "a reference that is no text": ({"$ref": []}, "$ref is []"),
+    "a place before the first": ({"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/-2"}]}, "points nowhere"),
+    "types that are no texts": ({"oneOf": [{"type": [[]]}, {"type": "string"}]}, "oneOf"),
     "multiples in limits": ({"type": "integer", "multipleOf": 2, "minimum": 1}, "multipleOf"),
     "multiples of a real": ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
     "all of two": ({"allOf": [{"minimum": 1}, {"maximum": 2}]}, "allOf of several"),
@@ -99,7 +109,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "free names, counted": ({"type": "object", "minProperties": 2}, "minProperties"),
     "elsewhere": ({"$ref": "http://x.y/z"}, "pointer into this schema"),
     "nowhere": ({"$ref": "#/$defs/none"}, "points nowhere"),
-    "a circle": ({"$ref": "#"}, "Circular"),
+    "a circle": ({"$ref": "#"}, "nothing but each other"),
     "nothing": (False, "allows nothing"),
     "no such type": ({"type": "strnig"}, "type is"),
     "no values": ({"enum": []}, "at least one"),
@@ -203,3 +213,26 @@ def test_patterns_match_anywhere_unless_anchored(made: Grammars) -> None:
         (r"\$$", '"a$"', True),
     ]:
         assert fits(made.compile(json_like({"type": "string", "pattern": pattern})), text) == holds, (pattern, text)
+
+
+def test_whole_numbers_may_be_written_as_fractions(made: Grammars) -> None:
+    made.compile(json_like({"type": "array", "minItems": 2.0, "maxItems": 3.0}))
+
+
+def test_schemas_that_refer_to_each_other_in_many_ways_are_compared_once(made: Grammars) -> None:
+    """Compared along every path, 30 levels of two references each would take years."""
+    both = {str(n): _two_references(n + 1) for n in range(30)} | {"30": {"type": "string"}}
+    twice = {"oneOf": [{"$ref": "#/$defs/0"}, {"$ref": "#/$defs/0"}], "$defs": both}
+    with pytest.raises(AlulaError, match="may both fit"):
+        made.compile(json_like(twice))
+    one, other = (
+        {"type": "object", "properties": {"x": {"$ref": f"#/$defs/{name}"}}, "required": ["x"]} for name in "ab"
+    )
+    circle = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": one, "b": other}}
+    with pytest.raises(AlulaError, match="may both fit"):
+        made.compile(json_like(circle))
+
+
+def _two_references(target: int) -> dict[str, object]:
+    reference = {"$ref": f"#/$defs/{target}"}
+    return {"type": "object", "properties": {"x": reference, "y": reference}, "required": ["x", "y"]}

@@ -158,6 +158,7 @@ def test_logs_hold_prompts_only_when_asked(tiny: LoadedModel, caplog: pytest.Log
         ({"drain_s": 0.0}, "drain_s"),
         ({"request_timeout_s": float("nan")}, "request_timeout_s"),
         ({"api_key": ("",)}, "api_key"),
+        ({"api_key": ("a\x1bb",)}, "api_key"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
@@ -168,7 +169,7 @@ def test_bad_settings(settings: dict[str, Any], word: str) -> None:
 
 def test_registered_processors() -> None:
     assert load_processors(("double=operator:mul",))["double"](3, 2) == 6  # type: ignore[arg-type, comparison-overlap]
-    for bad in ("x", "x=operator", "x=operator:nothing", "x=no.module:f", "x=string:digits"):
+    for bad in ("x", "x=.relative:f", "x=operator", "x=operator:nothing", "x=no.module:f", "x=string:digits"):
         with pytest.raises(AlulaError, match="logits_processor"):
             load_processors((bad,))
 
@@ -181,6 +182,45 @@ def test_defaults_of_the_checkpoint(tmp_path: Path) -> None:
     assert read_defaults(tmp_path) == {"temperature": 0.2, "top_k": 50}
     path.write_text('{"temperature": 0.2, "do_sample": false}')
     assert read_defaults(tmp_path) == {"temperature": 0.0}
-    path.write_text("{")
-    with pytest.raises(AlulaError, match="not valid JSON"):
-        read_defaults(tmp_path)
+    for text, reason in (("{", "not valid JSON"), ("[]", "no JSON object"), ('{"temperature": "0.7"}', "temperature")):
+        path.write_text(text)
+        with pytest.raises(AlulaError, match=reason):
+            read_defaults(tmp_path)
+
+
+def test_keys_of_odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys"
+    config = ServerConfig(api_key_file=path)
+    with pytest.raises(AlulaError, match=r"api_key_file .* cannot be read"):
+        config.keys()
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
+    assert config.keys() == ("one", "two")
+    for data, reason in ((b"\xff\xfe", "not UTF-8"), ("schlüssel".encode(), "ASCII"), (b"\n", "no key")):
+        path.write_bytes(data)
+        with pytest.raises(AlulaError, match=reason):
+            config.keys()
+    monkeypatch.setenv("ALULA_API_KEYS", "ü")
+    with pytest.raises(AlulaError, match="ALULA_API_KEYS"):
+        ServerConfig().keys()
+
+
+def test_what_a_template_complains_of_is_not_logged(
+    tiny: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny.tokenizer, "chat_template", "{{ raise_exception(messages[0]['content']) }}")
+    caplog.set_level(logging.INFO)
+    with serving(build_engine(tiny)) as server:
+        found = post(server, {"messages": [{"role": "user", "content": "very private"}]}, "/v1/chat/completions")
+    assert "very private" in found.json()["error"]["message"]
+    assert "very private" not in "".join(JsonLines().format(record) for record in caplog.records)
+    assert any(getattr(record, "facts", {}).get("error") == "messages refused" for record in caplog.records)
+
+
+def test_paths_cannot_write_lines_of_the_log(tiny: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with serving(build_engine(tiny)) as server:
+        reply = httpx.get(f"{server.url}/x%0aforged%1b[31m")
+    assert "/x" in reply.json()["error"]["message"]
+    (record,) = (record for record in caplog.records if record.name == "alula.access")
+    assert "\n" not in TextLines().format(record) and "\x1b" not in TextLines().format(record)
+    assert "forged" in record.getMessage()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from alula.model.load import LoadedModel
+from alula.text import Tokenizer
 from tests.server.running import Running, build_engine, serving
 from tests.server.test_cancel import post
 
@@ -23,6 +25,7 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"min_p": 1.5}, "min_p"),
     ({"frequency_penalty": 3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
     ({"n": 0}, "n"),
     ({"n": 65}, "n"),
     ({"n": True}, "n"),
@@ -35,6 +38,12 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stop": "x" * 1025}, "stop"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"300": 1}}, "logit_bias"),
+    ({"logit_bias": {" 1_0 ": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": "\ud800"}}}},
+        "response_format",
+    ),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"allowed_token_ids": [300]}, "allowed_token_ids"),
@@ -185,3 +194,67 @@ def test_models_and_version(server: Running) -> None:
     assert set(card["drafters"]) == {"lm", "ngram", "none"}
     assert httpx.get(f"{server.url}/version").json()["version"]
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
+def test_messages_name_what_the_client_sent(server: Running) -> None:
+    """Not the names that a validator has for alternatives, and all that the field may be."""
+    for body, message in (
+        ({"prompt": [1, "x"]}, "prompt.1: input should be a valid integer, or input should be a valid list"),
+        ({"prompt": {}}, "prompt: input should be a valid string, or input should be a valid list"),
+        ({"prompt": "x", "stop": 5}, "stop: input should be a valid string, or input should be a valid list"),
+        ({"prompt": "x", "speculation": {"depth": "2"}}, "speculation.depth: input should be a valid integer"),
+    ):
+        assert post(server, body).json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "words"),
+    [
+        (b'{"prompt": ', {}, ["valid JSON", "character 11"]),
+        (b'{"prompt": "\xff"}', {}, ["valid JSON", "UTF-8"]),
+        (b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}", {}, ["valid JSON"]),
+        (b"\x1f\x8b", {"content-encoding": "gzip"}, ["Content-Encoding"]),
+        (b'{"prompt": "x"}', {"content-type": "application/x-www-form-urlencoded"}, ["urlencoded", "application/json"]),
+    ],
+)
+def test_bodies_that_are_not_read_say_why(
+    server: Running, body: bytes, headers: dict[str, str], words: list[str]
+) -> None:
+    sent = {"content-type": "application/json"} | headers
+    reply = httpx.post(f"{server.url}/v1/completions", content=body, headers=sent)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] is None
+    assert all(word in reply.json()["error"]["message"] for word in words)
+
+
+def test_bodies_nest_only_so_deep(server: Running) -> None:
+    """Deeper ones reached the end of Python's stack where they were walked, and were a 500."""
+    schema: dict[str, Any] = {}
+    for _ in range(600):
+        schema = {"a": schema}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    for extra in ({"tools": tools, "tool_choice": "required"}, {"chat_template_kwargs": schema}):
+        reply = post(server, {"messages": MESSAGES} | extra, "/v1/chat/completions")
+        assert reply.status_code == 400
+        assert "deep" in reply.json()["error"]["message"]
+    called = [{"id": "a", "function": {"name": "x", "arguments": "[" * 980 + "]" * 980}}]
+    reply = post(server, {"messages": [{"role": "assistant", "tool_calls": called}]}, "/v1/chat/completions")
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_template_variables_do_not_take_names_of_parameters(server: Running) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    functions = (Tokenizer.apply_chat_template, Tokenizer.render_chat, render_jinja_template)
+    names = {name for function in functions for name in inspect.signature(function).parameters}
+    for name in sorted(names - {"options", "variables", "kwargs"}):
+        reply = post(server, {"messages": MESSAGES, "chat_template_kwargs": {name: 5}}, "/v1/chat/completions")
+        assert reply.status_code == 400, name
+        assert name in reply.json()["error"]["message"]
+
+
+def test_a_prompt_that_was_not_read_to_its_end_has_no_scores(server: Running) -> None:
+    body = {"prompt": "hello " * 60, "echo": True, "logprobs": 1, "timeout_s": 1e-9, "max_tokens": 2}
+    choice = post(server, body).json()["choices"][0]
+    assert (choice["stop_reason"], choice["text"]) == ("deadline", "hello " * 60)
+    assert not choice["logprobs"] or choice["logprobs"]["tokens"] == []

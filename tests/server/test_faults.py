@@ -127,6 +127,22 @@ def test_a_failed_request_is_a_500_and_others_go_on(tiny: LoadedModel, monkeypat
         server.idle()
 
 
+def test_a_fault_of_a_handler_is_a_500_with_its_id(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*given: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("alula.server.routes.completion", broken)
+    with serving(build_engine(tiny)) as server, httpx.Client(base_url=server.url) as client:
+        replies = [client.post("/v1/completions", json=BYSTANDER, headers={"X-Request-Id": "mine"}) for _ in range(2)]
+        metrics = client.get("/metrics").text
+    assert [(reply.status_code, reply.headers["x-request-id"]) for reply in replies] == [(500, "mine")] * 2
+    assert replies[0].json()["error"]["code"] == "internal_error"
+    assert 'path="/v1/completions",status="500"} 2.0' in metrics
+    assert [record.exc_info is not None for record in caplog.records if "mine failed" in record.message] == [True] * 2
+
+
 def test_a_request_that_leaves_no_token_to_choose(tiny: LoadedModel) -> None:
     with serving(build_engine(tiny)) as server:
         body = BYSTANDER | {"allowed_token_ids": [5], "bad_words": [tiny.tokenizer.decode([5])]}

@@ -64,5 +64,7 @@ def wanted_of(tokenizer: Tokenizer, prompt: Seq[int], wanted: StructuredOutputsP
     """Without its free part where the prompt ends in the marker already, whitespace aside."""
     if wanted.free_until is None:
         return wanted
-    ending = tokenizer.decode(prompt[-_ENDING:], skip_special_tokens=False).rstrip()
-    return replace(wanted, free_until=None) if ending.endswith(wanted.free_until.rstrip()) else wanted
+    ending, marker = tokenizer.decode(prompt[-_ENDING:], skip_special_tokens=False), wanted.free_until
+    if marker.strip():
+        ending, marker = ending.rstrip(), marker.rstrip()
+    return replace(wanted, free_until=None) if ending.endswith(marker) else wanted

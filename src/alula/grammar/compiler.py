@@ -123,6 +123,8 @@ class Grammars:
             return compiler.compile_grammar(self._grammar(wanted))
         except AlulaError:
             raise
+        except RecursionError:
+            raise AlulaError(f"structured_outputs.{wanted.kind} nests or refers too deep: flatten it") from None
         except Exception as error:  # noqa: BLE001 (a library in another language: most are RuntimeError, not all)
             reason = _reason(error)
             raise AlulaError(f"structured_outputs.{wanted.kind} cannot be compiled ({reason}): correct it") from None

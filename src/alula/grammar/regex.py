@@ -17,8 +17,9 @@ DEEPEST_GROUP = 16
 _NO_CHARACTERS = r"\ud800-\udfff"
 """Half characters: the library counts them as characters, and no text holds them."""
 _CODE = r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|u\{(?P<b>[0-9a-fA-F]{1,6})\}|c(?P<c>[A-Za-z]))"
+_CODE_AS_ONE = re.sub(r"\?P<\w>", "?:", _CODE)
 _PIECES = re.compile(
-    r"(?P<escape>" + re.sub(r"\?P<\w>", "?:", _CODE) + r"|\\.)"
+    r"(?P<escape>" + _CODE_AS_ONE + r"|\\.)"
     r"|(?P<class>\[\^?(?:\\.|[^\]\\])*\])"
     r"|(?P<group>\((?:\?(?::|<[A-Za-z_]\w*>|.?))?)"
     r"|(?P<other>.)",
@@ -26,6 +27,7 @@ _PIECES = re.compile(
 )
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 _CLASSES = frozenset("dDwWsS")
+_NEGATED = {"D": r"\d", "W": r"\w", "S": r"\s"}
 
 _Pieces = list[tuple[str, str]]
 
@@ -63,16 +65,38 @@ def _escape(escape: str, field: str) -> str:
         return _written(char)
     if escape[1].isalnum() and escape[1] not in _CLASSES and escape[1] not in _CONTROLS:
         raise AlulaError(f"{field} has {escape!r}, which is not supported: spell out the characters that it stands for")
-    return escape
+    return f"[^{_NEGATED[escape[1]]}{_NO_CHARACTERS}]" if escape[1] in _NEGATED else escape
 
 
 def _class(text: str, field: str) -> str:
-    body = re.sub(_CODE + r"|\\.", lambda match: _class_escape(match.group(), field), text[1:-1], flags=re.DOTALL)
-    return f"[{body}{_NO_CHARACTERS}]" if body.startswith("^") else f"[{body}]"
+    """`\\D` and the like become alternatives beside the rest of the class, since they leave out half characters."""
+    pieces = re.findall(_CODE_AS_ONE + r"|\\.|[^\\]+", text[1:-1], re.DOTALL)
+    if text.startswith("[^"):
+        return f"[{''.join(_class_piece(piece, field) for piece in pieces)}{_NO_CHARACTERS}]"
+    apart = [_escape(piece, field) for piece in pieces if _is_negated(piece)]
+    rest = "".join(_class_piece(piece, field) for piece in pieces if not _is_negated(piece))
+    if not apart:
+        return _listed(rest)
+    return f"(?:{'|'.join([*apart, _listed(rest)] if rest else apart)})"
 
 
-def _class_escape(escape: str, field: str) -> str:
-    return escape if escape == r"\b" else _escape(escape, field)
+def _listed(body: str) -> str:
+    """A class of these. The library reads `^` as a negation at the beginning, escaped or not."""
+    if not (start := re.match(r"\\?\^", body)):
+        return f"[{body}]"
+    rest = body[start.end() :]
+    if re.match("-.", rest):
+        return f"[_{rest}^]"  # the range goes on with the character after `^`
+    return f"[{rest}^]" if rest else r"\^"
+
+
+def _class_piece(piece: str, field: str) -> str:
+    is_plain = not piece.startswith("\\") or piece == r"\b" or _is_negated(piece)
+    return piece if is_plain else _escape(piece, field)
+
+
+def _is_negated(piece: str) -> bool:
+    return piece.startswith("\\") and piece[1:] in _NEGATED
 
 
 def _coded(escape: str) -> str | None:

@@ -11,7 +11,8 @@ notes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from alula.config import AlulaError
@@ -20,6 +21,8 @@ from alula.grammar.regex import rewrite_regex
 Schema = dict[str, Any]
 
 DEEPEST = 64
+LARGEST_FACTOR = 1024
+"""Of `multipleOf`; beyond it the library takes any number."""
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
 _OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -51,9 +54,12 @@ class _Rewriter:
         self._root = root
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Schema] = {}
+        self._compared: dict[tuple[int, int], bool] = {}
 
     def whole(self) -> Schema | bool:
         schema = self._schema(self._root, "#", 0)
+        for pointer, name in self._names.items():
+            self._check_content(pointer, name)
         return {**schema, "$defs": self._definitions} if self._definitions else schema
 
     def _schema(self, node: Any, at: str, depth: int) -> Schema:
@@ -91,11 +97,20 @@ class _Rewriter:
         return found[0] if len(found) == 1 else {"anyOf": found}
 
     def _refer(self, pointer: Any, at: str, depth: int) -> str:
+        target = self._resolve(pointer, at)
         if pointer not in self._names:
-            target = self._resolve(pointer, at)
             name = self._names[pointer] = f"d{len(self._names)}"
             self._definitions[name] = self._schema(target, str(pointer), depth + 1)
         return self._names[pointer]
+
+    def _check_content(self, pointer: str, name: str) -> None:
+        """References that only lead to each other say nothing."""
+        seen = {name}
+        while (target := self._definitions[name].get("$ref")) is not None:
+            name = target.removeprefix("#/$defs/")
+            if name in seen:
+                raise _refused(pointer, "references lead to nothing but each other: let one of them be a schema")
+            seen.add(name)
 
     def _resolve(self, pointer: Any, at: str) -> Any:
         if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
@@ -104,7 +119,7 @@ class _Rewriter:
         for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             try:
-                node = node[int(key)] if isinstance(node, list) else node[key]
+                node = node[_index(key)] if isinstance(node, list) else node[key]
             except (KeyError, IndexError, ValueError, TypeError):
                 raise _refused(at, f"$ref {pointer!r} points nowhere: correct it") from None
         return node
@@ -127,7 +142,7 @@ class _Rewriter:
     def _array(self, node: Mapping[str, Any], at: str, depth: int) -> Schema:
         if node.get("uniqueItems"):
             raise _refused(at, "uniqueItems cannot be enforced: leave it out")
-        schema: Schema = {"type": "array", **{k: node[k] for k in ("minItems", "maxItems") if k in node}}
+        schema: Schema = {"type": "array", **_counts(node, ("minItems", "maxItems"), at)}
         if "prefixItems" in node:
             if not isinstance(node["prefixItems"], list):
                 raise _refused(at, "prefixItems is no list: give a list of schemas")
@@ -142,7 +157,8 @@ class _Rewriter:
         more = node.get("additionalProperties", not properties and not patterns)
         _check_object(node, properties, patterns, more, at)
         schema: Schema = {"type": "object", "additionalProperties": False}
-        schema |= {k: node[k] for k in ("required", "minProperties", "maxProperties") if k in node}
+        schema |= _counts(node, ("minProperties", "maxProperties"), at)
+        schema |= {"required": node["required"]} if "required" in node else {}
         if more is not False:
             schema["additionalProperties"] = self._schema(more, f"{at}/additionalProperties", depth + 1)
         for name, group in (("properties", properties), ("patternProperties", patterns)):
@@ -158,7 +174,15 @@ class _Rewriter:
         return all(self._differ(a, b) for a, b in pairs)
 
     def _differ(self, a: Any, b: Any) -> bool:
-        """Whether no value fits both, as far as types, listed values and required properties tell."""
+        """Whether no value fits both. Every pair is compared once: schemas may refer to each other in many ways."""
+        pair = (id(a), id(b))
+        if pair not in self._compared:
+            self._compared[pair] = False  # what comes back to the same pair has not told them apart
+            self._compared[pair] = self._are_apart(a, b)
+        return self._compared[pair]
+
+    def _are_apart(self, a: Any, b: Any) -> bool:
+        """As far as types, listed values and required properties tell."""
         if not isinstance(a, Mapping) or not isinstance(b, Mapping):
             return False
         values_a, values_b = _listed(a), _listed(b)
@@ -178,10 +202,21 @@ class _Rewriter:
 
     def _follow(self, node: Any) -> Any:
         for _ in range(DEEPEST):
-            if not (isinstance(node, Mapping) and "$ref" in node):
+            if not _is_reference(node):
                 return node
             node = self._resolve(node["$ref"], "#")
         return node
+
+
+def _index(key: str) -> int:
+    """Raises ValueError for what is no place in a list, such as -1."""
+    if not key.isdecimal():
+        raise ValueError(key)
+    return int(key)
+
+
+def _is_reference(node: Any) -> bool:
+    return isinstance(node, Mapping) and "$ref" in node
 
 
 def _refused(at: str, reason: str) -> AlulaError:
@@ -205,6 +240,7 @@ def _values(node: Mapping[str, Any], name: str, at: str) -> Schema:
     values = node[name] if name == "enum" else [node[name]]
     if not isinstance(values, list) or not values:
         raise _refused(at, "enum is no list of values: give at least one")
+    _check_written(values, name, at)
     allowed = None if "type" not in node else {*(_types(node, at) or ())}
     for value in values:
         if allowed is not None and not _kinds(value) & allowed:
@@ -213,7 +249,7 @@ def _values(node: Mapping[str, Any], name: str, at: str) -> Schema:
 
 
 def _string(node: Mapping[str, Any], at: str) -> Schema:
-    schema: Schema = {"type": "string", **{k: node[k] for k in ("minLength", "maxLength") if k in node}}
+    schema: Schema = {"type": "string", **_counts(node, ("minLength", "maxLength"), at)}
     if "pattern" in node:
         if len(schema) > 1:
             raise _refused(at, "pattern cannot be combined with a length: write the length as {m,n} in it")
@@ -231,9 +267,50 @@ def _number(kind: str, node: Mapping[str, Any], at: str) -> Schema:
     for name, value in schema.items():
         if name != "type" and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise _refused(at, f"{name} is {json.dumps(value)[:60]}: give a number")
-    if "multipleOf" in schema and (kind != "integer" or len(schema) > 2):
-        raise _refused(at, "multipleOf can be enforced for integers without limits only: leave out one of them")
+        if name != "type":
+            _check_written(value, name, at)
+    if "multipleOf" in schema:
+        if kind != "integer" or len(schema) > 2:
+            raise _refused(at, "multipleOf can be enforced for integers without limits only: leave out one of them")
+        factor = schema["multipleOf"] = _whole_number(schema["multipleOf"])
+        if factor is None or not 0 < factor <= LARGEST_FACTOR:
+            raise _refused(at, f"multipleOf can be enforced up to {LARGEST_FACTOR}: give a whole number from 1")
     return schema
+
+
+def _counts(node: Mapping[str, Any], names: tuple[str, ...], at: str) -> Schema:
+    """Those that are there. The library takes some negative ones for no limit at all."""
+    found: Schema = {}
+    for name in names:
+        if name in node:
+            count = found[name] = _whole_number(node[name])
+            if count is None or count < 0:
+                raise _refused(at, f"{name} is {json.dumps(node[name])[:60]}: give a whole number of at least 0")
+    return found
+
+
+def _whole_number(value: Any) -> int | None:
+    """2.0 is one too, as the standard has it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
+
+
+def _check_written(value: Any, name: str, at: str) -> None:
+    """The library reads whole numbers beyond 64 bits as fractions, and others than JSON's not at all."""
+    for each in _numbers(value):
+        if isinstance(each, int) and not -(2**63) <= each < 2**63:
+            raise _refused(at, f"{name} holds {str(each)[:60]}: whole numbers can be enforced up to 64 bits")
+        if isinstance(each, float) and not math.isfinite(each):
+            raise _refused(at, f"{name} holds {each}, which is no JSON: give a finite number")
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, (Mapping, list)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(each)
+    elif isinstance(value, (int, float)):
+        yield value
 
 
 def _check_object(node: Mapping[str, Any], properties: Schema, patterns: Schema, more: Any, at: str) -> None:
@@ -278,7 +355,7 @@ def _possible(node: Mapping[str, Any], values: list[Any] | None) -> set[str] | N
     types = node.get("type")
     if types is None:
         return None
-    found = {*types} if isinstance(types, list) else {types}
+    found = {kind for kind in _TYPES if kind in (types if isinstance(types, list) else [types])}
     return found | {"integer"} if "number" in found else found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +19,7 @@ from alula.server.chunks import Aligner, Chunk, merged
 from alula.server.errors import ApiError
 from alula.server.protocol import StreamOptions
 from alula.server.replies import failed, usage
+from alula.server.structure import in_clients_words
 from alula.server.ticket import Delivery, PromptScores, Ticket
 
 CLIENT_GONE = 499
@@ -71,10 +71,9 @@ class Exchange:
         return await _while_there(http.receive, self._whole(), self._gone)
 
     def _in_clients_words(self, error: ApiError) -> ApiError:
-        """Forms are structured outputs to the engine, whichever field asked for them."""
-        if error.param != "structured_outputs" or self.form_field == error.param:
+        if error.param != "structured_outputs":
             return error
-        message = re.sub(r"structured_outputs(\.json\b)?", self.form_field, error.message)
+        message = in_clients_words(error.message, self.form_field)
         return ApiError(error.status, message, code=error.code, param=self.form_field)
 
     @property

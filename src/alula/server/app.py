@@ -24,6 +24,7 @@ from alula.server.config import ServerConfig
 from alula.server.engine_metrics import EngineCollector
 from alula.server.errors import ApiError, broken
 from alula.server.gate import REQUEST_ID, Gate, Keys
+from alula.server.invalid import invalid_body, plain_error
 from alula.server.metrics import Metrics
 from alula.server.page import add_page, page_paths
 from alula.server.routes import add_routes
@@ -79,7 +80,7 @@ def build_app(
     add_routes(app, service, metrics)
     if not config.no_page:
         add_page(app)
-    _add_errors(app)
+    _add_errors(app, keep_prompts=config.log_prompts)
     return app
 
 
@@ -128,34 +129,17 @@ def _open_paths(config: ServerConfig) -> list[str]:
     return ["/health", *metrics, *([] if config.no_page else page_paths())]
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, *, keep_prompts: bool) -> None:
     @app.exception_handler(ApiError)
     async def refused(http: HttpRequest, error: ApiError) -> Response:
-        http.state.facts["error"] = error.message
+        quotes = error.param in ("messages", "prompt")  # as a template's own complaints do
+        http.state.facts["error"] = f"{error.param} refused" if quotes and not keep_prompts else error.message
         return JSONResponse(error.body(), error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(http: HttpRequest, error: RequestValidationError) -> Response:
-        return await refused(http, _as_api_error(error.errors()))
+        return await refused(http, invalid_body(http, error))
 
     @app.exception_handler(HTTPException)
     async def plain(http: HttpRequest, error: HTTPException) -> Response:
-        told = ApiError(error.status_code, str(error.detail), headers=error.headers)
-        return await refused(http, told)
-
-    @app.exception_handler(Exception)
-    async def failed(http: HttpRequest, error: Exception) -> Response:
-        """Runs outside the gate, which adds the id to all other replies."""
-        told = broken(error)
-        return JSONResponse(told.body(), told.status, {REQUEST_ID: http.state.id})
-
-
-def _as_api_error(errors: list[dict[str, Any]] | Any) -> ApiError:
-    """The first of pydantic's complaints, as a sentence about its field."""
-    first = errors[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    field = where[0] if where else None
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{'.'.join(where)} is not supported here: leave it out", param=field)
-    message = first["msg"][:1].lower() + first["msg"][1:]
-    return ApiError(400, f"{'.'.join(where) or 'the body'}: {message}", param=field)
+        return await refused(http, plain_error(http, error))

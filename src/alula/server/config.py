@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -91,28 +92,38 @@ class ServerConfig:
             )
         if self.port > 65535:
             raise AlulaError(f"port is {self.port}: give a number from 0 to 65535")
-        if any(not _can_be_sent(key) for key in self.api_key):
-            raise AlulaError("api_key is empty or holds spaces at its ends or letters beyond ASCII: give another")
+        _check_keys(self.api_key, "api_key")
 
     def keys(self) -> tuple[str, ...]:
-        """Of the flags, the file and the environment. Raises AlulaError for a file without any, and for a key that no
-        header can hold."""
+        """Of the flags, the file and the environment. Raises AlulaError for a file without any, and for odd ones."""
         found = list(self.api_key)
         found += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+        _check_keys(found, KEYS_VARIABLE)
         if self.api_key_file is not None:
-            lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
-            keys = [line.strip() for line in lines if line.strip()]
-            if not keys:
-                raise AlulaError(f"api_key_file {self.api_key_file} holds no key: write one per line")
-            found += keys
-        if not all(map(_can_be_sent, found)):
-            raise AlulaError(f"api_key_file or {KEYS_VARIABLE} has a key with letters beyond ASCII: give another")
+            found += _read_keys(self.api_key_file)
         return tuple(dict.fromkeys(found))
 
 
-def _can_be_sent(key: str) -> bool:
-    """As it is, in a header."""
-    return key != "" and key.isascii() and key == key.strip()
+def _read_keys(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise AlulaError(f"api_key_file {path} cannot be read ({reason}): give a text file") from None
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys:
+        raise AlulaError(f"api_key_file {path} holds no key: write one per line")
+    _check_keys(keys, f"api_key_file {path}")
+    return keys
+
+
+def _check_keys(keys: Iterable[str], where: str) -> None:
+    """A header carries no others; a key that nobody can send locks everybody out."""
+    if any(not key or not key.isascii() or not key.isprintable() or key != key.strip() for key in keys):
+        raise AlulaError(
+            f"{where} has a key that is empty or holds spaces at its ends, control characters or letters "
+            "beyond ASCII: give another"
+        )
 
 
 _OPTIONAL = ("max_prompt_tokens", "max_output_tokens")

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from alula.server.errors import ApiError
+from alula.server.errors import ApiError, broken
 
 REQUEST_ID = "X-Request-Id"
 
@@ -79,9 +79,10 @@ class Gate:
 
         try:
             await self._pass(scope, headers, receive, sending)
-        except Exception:
-            status = status or 500  # the reply is written outside of here
-            raise
+        except Exception as error:
+            if status:
+                raise
+            await self._fail(error, scope, receive, sending)
         finally:
             self._report(scope, status, time.perf_counter() - start)
 
@@ -89,9 +90,16 @@ class Gate:
         try:
             self._check(scope["path"], headers)
         except ApiError as error:
-            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+            await _tell(error, scope, receive, send)
             return
         await self._app(scope, self._counting(receive), send)
+
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        """Here and not further out, so that a fault has its request's id and leaves the connection open."""
+        self._log.error("request %s failed", scope["state"]["id"], exc_info=error)
+        told = broken(error)
+        scope["state"]["facts"]["error"] = told.message
+        await _tell(told, scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
         if self._keys and path not in self._open_paths and not self._keys.admit(headers.get("authorization")):
@@ -127,16 +135,20 @@ class Gate:
         route = scope.get("route")
         path = getattr(route, "path", "other")
         self._answered(scope["method"], path, status)
-        written = quote(scope["path"], safe="/:@!$&'()*+,;=~")  # with line breaks it could forge lines of the log
+        shown = quote(scope["path"], safe="/:@!$&'()*+,;=~")  # a path may hold line breaks
         facts: dict[str, Any] = {
             "request_id": scope["state"]["id"],
             "method": scope["method"],
-            "path": written,
+            "path": shown,
             "status": status,
             "seconds": round(seconds, 4),
             **scope["state"]["facts"],
         }
-        self._log.info("%s %s %d", scope["method"], written, status, extra={"facts": facts})
+        self._log.info("%s %s %d", scope["method"], shown, status, extra={"facts": facts})
+
+
+async def _tell(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
 
 
 def _request_id(headers: Headers) -> str:

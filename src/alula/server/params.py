@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,12 +113,11 @@ def _check_logprobs(service: Service, body: GenerationBody, wanted: Wanted) -> N
 
 
 def _bias(body: GenerationBody) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in (body.logit_bias or {}).items()}
-    except ValueError:
-        raise ApiError(
-            400, "logit_bias has a key that is no token id: give whole numbers", param="logit_bias"
-        ) from None
+    """Ids in plain digits only: other spellings of a number could name a token twice."""
+    given = body.logit_bias or {}
+    if not all(re.fullmatch(r"0|-?[1-9][0-9]{0,18}", token) for token in given):
+        raise ApiError(400, "logit_bias has a key that is no token id: give whole numbers", param="logit_bias")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def _processors(service: Service, body: GenerationBody) -> tuple[LogitsProcessor, ...]:

@@ -8,11 +8,15 @@ from typing import Any
 
 from alula.config import AlulaError
 from alula.server.errors import ApiError
-from alula.server.protocol import ChatBody, Message, Prompt, TokenizeBody, Tool
+from alula.server.protocol import ChatBody, Message, Prompt, TokenizeBody, Tool, is_deep
 from alula.server.tools import CLOSE, OPEN
 from alula.text import Tokenizer
 
-_RESERVED = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "documents"}
+_RESERVED = {
+    *("messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "documents"),
+    *("self", "conversations", "return_assistant_tokens_mask"),
+}
+"""What the functions that render templates call their own parameters."""
 
 
 def chat_prompt(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> list[int]:
@@ -63,7 +67,9 @@ def text_prompts(tokenizer: Tokenizer, prompt: Prompt, *, add_special_tokens: bo
 def _variables(tokenizer: Tokenizer, body: ChatBody | TokenizeBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
-        raise ApiError(400, f"chat_template_kwargs sets {taken[0]!r}: that has a field of its own", param=taken[0])
+        raise ApiError(
+            400, f"chat_template_kwargs sets {taken[0]!r}, which is not the client's: leave it out", param=taken[0]
+        )
     if isinstance(body, ChatBody) and body.reasoning_effort is not None:
         if "reasoning_effort" not in (tokenizer.chat_template or ""):
             raise ApiError(
@@ -101,9 +107,10 @@ def _plain(message: Message) -> dict[str, Any]:
 
 def _arguments(text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return text if is_deep(value) else value
 
 
 def _knows_tools(tokenizer: Tokenizer) -> bool:

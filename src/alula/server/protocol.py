@@ -7,15 +7,41 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0)]
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.\-]+$")]
 
 
+DEEPEST_BODY = 256
+"""Objects and lists within each other; far from where Python's stack ends."""
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class WholeBody(Body):
+    @model_validator(mode="before")
+    @classmethod
+    def _check_depth(cls, value: Any) -> Any:
+        """Schemas and template variables are walked recursively later on."""
+        if is_deep(value):
+            raise PydanticCustomError("too_deep", f"it nests more than {DEEPEST_BODY} deep, so flatten it")
+        return value
+
+
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects of a JSON value nest more than DEEPEST_BODY deep."""
+    level = [value]
+    for _ in range(DEEPEST_BODY + 1):
+        within = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]
+        if not within:
+            return False
+        level = [child for children in within for child in children if isinstance(child, (dict, list))]
+    return True
 
 
 class StreamOptions(Body):
@@ -72,7 +98,7 @@ class StructuredOutputs(Body):
     """Tokens are free up to and with this marker, such as `</think>`."""
 
 
-class GenerationBody(Body):
+class GenerationBody(WholeBody):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -91,7 +117,7 @@ class GenerationBody(Body):
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -193,7 +219,7 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(WholeBody):
     """A prompt, or messages, never both."""
 
     model: str | None = None
@@ -207,6 +233,6 @@ class TokenizeBody(Body):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(WholeBody):
     model: str | None = None
     tokens: list[TokenId]

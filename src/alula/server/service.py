@@ -13,7 +13,7 @@ from typing import Any
 
 from alula.config import AlulaError
 from alula.engine.engine import Engine
-from alula.sequence import LogitsProcessor
+from alula.sequence import LogitsProcessor, SamplingParams
 from alula.server.bridge import Bridge
 from alula.server.config import ServerConfig
 from alula.server.errors import ApiError
@@ -104,8 +104,9 @@ def load_processors(entries: tuple[str, ...]) -> dict[str, LogitsProcessor]:
             raise AlulaError(f"logits_processor is {entry!r}: give NAME=PACKAGE.MODULE:FUNCTION")
         try:
             found[name] = getattr(import_module(module), function)
-        except (ImportError, AttributeError) as error:
-            raise AlulaError(f"logits_processor {name!r} cannot be loaded ({error}): check {place!r}") from None
+        except Exception as error:  # noqa: BLE001 (what a module of the user's may raise)
+            reason = f"{type(error).__name__}: {error}"
+            raise AlulaError(f"logits_processor {name!r} cannot be loaded ({reason}): check {place!r}") from None
         if not callable(found[name]):
             raise AlulaError(f"logits_processor {name!r} is no function: check {place!r}")
     return found
@@ -115,10 +116,16 @@ def read_defaults(folder: Path) -> dict[str, float]:
     """Sampling parameters of a checkpoint's generation_config.json. Raises AlulaError where there is none."""
     path = folder / "generation_config.json"
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise AlulaError(f"generation_config: {path} does not exist: leave the flag out") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AlulaError(f"{path} is not valid JSON ({error}): download it again") from None
+    if not isinstance(values, dict):
+        raise AlulaError(f"{path} holds no JSON object: download it again")
     found = {name: values[name] for name in _DEFAULTS if values.get(name) is not None}
+    try:
+        SamplingParams(**found)
+    except ValueError as error:
+        raise AlulaError(f"generation_config: {path} cannot be used ({error}): leave the flag out") from None
     return {"temperature": 0.0} if values.get("do_sample") is False else found

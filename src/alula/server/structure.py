@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +36,14 @@ def structured_outputs(body: GenerationBody, forced: Sequence[Tool] = ()) -> Str
             wanted = body.response_format.model_dump(by_alias=True)
             return from_response_format(wanted, free_until=body.free_until)
     except AlulaError as error:
-        raise ApiError(400, str(error), param=asked[0] if asked else "tools") from None
+        field = form_field(body)
+        raise ApiError(400, in_clients_words(str(error), field), param=field) from None
     return None
+
+
+def in_clients_words(message: str, field: str) -> str:
+    """Forms are structured outputs to the engine, whichever field asked for them."""
+    return message if field == "structured_outputs" else re.sub(r"structured_outputs(\.json\b)?", field, message)
 
 
 def form_field(body: GenerationBody) -> str:
