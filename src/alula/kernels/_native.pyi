@@ -1,6 +1,9 @@
 """Kernels over raw addresses; see csrc/module.cpp. Sizes in elements, strides in elements."""
 
+GROUP: int
+
 def levels() -> list[str]: ...
+def packed_bytes(format: str, in_features: int, out_features: int) -> int: ...
 def advise_large_pages(begin: int, size: int) -> None: ...
 
 class Where:
@@ -29,7 +32,7 @@ class Where:
 class Level:
     def __init__(self, name: str, /) -> None: ...
     def pack(
-        self, weight: int, bf16: bool, packed: int, in_features: int, out_features: int, threads: int, /
+        self, weight: int, bf16: bool, format: str, packed: int, in_features: int, out_features: int, threads: int, /
     ) -> None: ...
     def norm(
         self,
@@ -110,7 +113,7 @@ class PackedLinear:
         self,
         level: Level,
         weight: int,
-        bf16: bool,
+        format: str,
         bias: int,
         in_features: int,
         out_features: int,

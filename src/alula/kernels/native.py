@@ -6,10 +6,9 @@ depends on the row's own values only. This module checks arguments and hands add
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch  # brings the OpenMP runtime that _native uses, so it must come first
 
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from alula.tree import AttentionInput
 
 BF16 = torch.bfloat16
-LinearPath = Literal["auto", "native", "torch"]
-_PANEL = 16
+LinearPath = Literal["auto", "native", "torch", "int8"]
+Format = Literal["fp32", "bf16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,8 @@ class NativeKernels:
     level: `avx512`, `avx2`, `portable`, or None for the fastest this CPU has.
     linear: which matrix product bf16 results use: `native`, `torch` (probed row padding), or `auto`: torch's where
         it reports native bf16 support. Products with fp32 results, LM heads among them, are native in any case,
-        since torch would round them to bf16.
+        since torch would round them to bf16. `int8`: all products are native ones of whole numbers (csrc/quantised.h),
+        with weights and rows rounded in groups of 32 inputs.
     """
 
     name = "native"
@@ -71,16 +71,22 @@ class NativeKernels:
         self.level_name = level or levels[0]
         if self.level_name not in levels:
             raise ValueError(f"level is {level!r}: this CPU has {', '.join(levels)}")
-        if linear not in ("auto", "native", "torch"):
-            raise ValueError(f"linear is {linear!r}: give 'auto', 'native' or 'torch'")
+        if linear not in get_args(LinearPath):
+            raise ValueError(f"linear is {linear!r}: give {', '.join(map(repr, get_args(LinearPath)))}")
         self.level = _native.Level(self.level_name)
         self.probe = RowProbe()
         self.torch_linear = linear == "torch" or (linear == "auto" and _torch_multiplies_bf16())
+        self.quantised = linear == "int8"
         self._where: tuple[AttentionInput, _native.Where] | None = None
 
     def describe(self) -> Numerics:
-        path = f"torch ({self.probe.report()})" if self.torch_linear else "native"
-        return {"set": self.name, "level": self.level_name, "linear": path, "threads": torch.get_num_threads()}
+        threads = torch.get_num_threads()
+        return {"set": self.name, "level": self.level_name, "linear": self._linear_path(), "threads": threads}
+
+    def _linear_path(self) -> str:
+        if self.quantised:
+            return f"int8/{_native.GROUP}"
+        return f"torch ({self.probe.report()})" if self.torch_linear else "native"
 
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
@@ -89,15 +95,18 @@ class NativeKernels:
         out = out_dtype or weight_OI.dtype
         if self.torch_linear and weight_OI.dtype == out == BF16:
             return PaddedLinear(aligned(weight_OI), None if bias_O is None else bias_O.to(BF16), out)
-        outs, ins = weight_OI.shape
-        weight, bf16 = weight_OI.contiguous(), weight_OI.dtype == BF16
-        panels = torch.empty(math.ceil(outs / _PANEL) * _PANEL * ins, dtype=weight.dtype)
-        _native.advise_large_pages(panels.data_ptr(), panels.nbytes)
-        self.level.pack(weight.data_ptr(), bf16, panels.data_ptr(), ins, outs, torch.get_num_threads())
-        bias = None if bias_O is None else bias_O.float().contiguous()
-        bias_at = 0 if bias is None else bias.data_ptr()
-        packed = _native.PackedLinear(self.level, panels.data_ptr(), bf16, bias_at, ins, outs, out == BF16)
-        return NativeLinear(packed, panels, bias, ins, outs, out)
+        return self._pack(weight_OI.contiguous(), None if bias_O is None else bias_O.float().contiguous(), out)
+
+    def _pack(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, out: torch.dtype) -> NativeLinear:
+        (outs, ins), bf16 = weight_OI.shape, weight_OI.dtype == BF16
+        format: Format = "int8" if self.quantised else "bf16" if bf16 else "fp32"
+        panels = torch.empty(_native.packed_bytes(format, ins, outs), dtype=torch.uint8)
+        at, threads = panels.data_ptr(), torch.get_num_threads()
+        _native.advise_large_pages(at, panels.nbytes)
+        self.level.pack(weight_OI.data_ptr(), bf16, format, at, ins, outs, threads)
+        bias_at = 0 if bias_O is None else bias_O.data_ptr()
+        packed = _native.PackedLinear(self.level, at, format, bias_at, ins, outs, out == BF16)
+        return NativeLinear(packed, panels, bias_O, ins, outs, out)
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
         linears = [_native_linears(layer.linears) for layer in stack.layers]
