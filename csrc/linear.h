@@ -129,12 +129,12 @@ inline void widen_in_team(const LinearArgs& a, float* wide) {
 
 // Calls block(row, rows, panel, panels, sums) for all blocks of the calling thread's share of the outputs. x_bytes: of
 // one row as the product reads it. sums: room for the results of a block.
-template <class Block>
+template <int TileRows, class Block>
 void share_outputs(const LinearArgs& a, int64_t x_bytes, Block block) {
     const int64_t panels = ceil_div(a.out, 16);
-    const int64_t fit = larger(kRowBlockBytes / x_bytes / kTileRows, 2) * kTileRows;
+    const int64_t fit = larger(kRowBlockBytes / x_bytes / TileRows, 2) * TileRows;
     const int64_t row_block = ceil_div(a.rows, ceil_div(a.rows, fit));
-    const int group = a.rows > kTileRows ? panels_for(kTileRows) : panels_for(int(a.rows));
+    const int group = panels_for(a.rows > TileRows ? TileRows : int(a.rows));
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     const int64_t begin = panels * thread / threads, end = panels * (thread + 1) / threads;
     Scratch sums(row_block * 16 * group);
@@ -150,7 +150,7 @@ void share_outputs(const LinearArgs& a, int64_t x_bytes, Block block) {
 
 template <class W>
 void multiply_floats(const LinearArgs& a, const float* x, int64_t ldx) {
-    share_outputs(a, 4 * a.in, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums) {
+    share_outputs<kTileRows>(a, 4 * a.in, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums) {
         multiply_block<W>(a, x + row * ldx, ldx, row, rows, panel, panels, sums);
     });
 }

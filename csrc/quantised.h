@@ -9,7 +9,8 @@
 // Panel p holds, for each group, the scales of outputs 16 p .. 16 p + 15, then pair by pair of inputs both weights of
 // the first output, of the second, and so on.
 
-constexpr int64_t kBlockGroups = kInputBlock / kGroup;
+constexpr int kCountRows = 4;  // rows of a tile: with more, counts do not fit AVX2's registers
+constexpr int64_t kBlockGroups = kInputBlock / kGroup, kScaleBytes = 16 * sizeof(uint16_t);
 constexpr float kLeastLargest = 0x1p-100f;  // groups of smaller values are zeros: their scales would lose bits
 
 // Rows in int8, each padded to whole groups: scales, and numbers widened to int16. Strides differ by the type only.
@@ -66,53 +67,57 @@ struct AheadGroups {
     int64_t step, bytes;
 };
 
-// c[r][p] (+)= chain over `groups` groups, for R rows and NP panels; c rows are `ldc` floats apart.
+// One pair of inputs: counts of R rows and NP panels.
 template <int R, int NP>
-void quantised_tile(QuantisedRows x, const char* w, int64_t panel, int64_t groups, float* c, int64_t ldc, bool resume,
+inline void add_pair(const int16_t* x, int64_t ldx, const int8_t* w, int64_t panel, I (&count)[R][NP]) {
+    P weight[NP];
+#pragma GCC unroll 4
+    for (int p = 0; p < NP; ++p) weight[p] = load_pairs(w + p * panel);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+        int32_t pair;
+        std::memcpy(&pair, x + r * ldx, sizeof pair);
+        const P value = set_pairs(pair);
+#pragma GCC unroll 4
+        for (int p = 0; p < NP; ++p) count[r][p] = add_products(value, weight[p], count[r][p]);
+    }
+}
+
+// c[r][p] += chain over `groups` groups, for R rows and NP panels; c rows are `ldc` floats apart.
+template <int R, int NP>
+void quantised_tile(QuantisedRows x, const char* w, int64_t panel, int64_t groups, float* c, int64_t ldc,
                     AheadGroups ahead) {
     for (int64_t g = 0; g < groups; ++g, w += kGroupBytes, ahead.at += ahead.step) {
         for (int64_t at = 0; at < ahead.bytes; at += 64) prefetch(ahead.at + at);
         I count[R][NP];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
             for (int p = 0; p < NP; ++p) count[r][p] = no_counts();
-        for (int64_t i = 0; i < kGroup; i += 2) {
-            P weight[NP];
+        const int8_t* weights = reinterpret_cast<const int8_t*>(w) + kScaleBytes;
 #pragma GCC unroll 4
-            for (int p = 0; p < NP; ++p)
-                weight[p] = load_pairs(reinterpret_cast<const int8_t*>(w + p * panel) + 32 + 16 * i);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                int32_t both;
-                std::memcpy(&both, x.numbers + 2 * r * x.stride + g * kGroup + i, 4);
-                const P value = set_pairs(both);
-#pragma GCC unroll 4
-                for (int p = 0; p < NP; ++p) count[r][p] = add_products(value, weight[p], count[r][p]);
-            }
-        }
+        for (int64_t i = 0; i < kGroup; i += 2)
+            add_pair<R, NP>(x.numbers + g * kGroup + i, 2 * x.stride, weights + 16 * i, panel, count);
 #pragma GCC unroll 4
         for (int p = 0; p < NP; ++p) {
             const V scale = load_packed(reinterpret_cast<const uint16_t*>(w + p * panel));
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
                 float* sum = c + r * ldc + 16 * p;
-                const V before = resume || g ? load(sum) : zero();
-                store(sum, fma(to_float(count[r][p]), mul(set1(x.scales[r * x.stride + g]), scale), before));
+                store(sum, fma(to_float(count[r][p]), mul(set1(x.scales[r * x.stride + g]), scale), load(sum)));
             }
         }
     }
 }
 
-using QuantisedTile = void (*)(QuantisedRows, const char*, int64_t, int64_t, float*, int64_t, bool, AheadGroups);
+using QuantisedTile = void (*)(QuantisedRows, const char*, int64_t, int64_t, float*, int64_t, AheadGroups);
 
 inline QuantisedTile quantised_tile_function(int rows, bool wide) {
-    static constexpr QuantisedTile single[kTileRows] = {quantised_tile<1, 1>, quantised_tile<2, 1>,
-                                                        quantised_tile<3, 1>, quantised_tile<4, 1>,
-                                                        quantised_tile<5, 1>, quantised_tile<6, 1>};
-    static constexpr QuantisedTile many[kTileRows] = {
+    static constexpr QuantisedTile single[kCountRows] = {quantised_tile<1, 1>, quantised_tile<2, 1>,
+                                                         quantised_tile<3, 1>, quantised_tile<4, 1>};
+    static constexpr QuantisedTile many[kCountRows] = {
         quantised_tile<1, panels_for(1)>, quantised_tile<2, panels_for(2)>, quantised_tile<3, panels_for(3)>,
-        quantised_tile<4, panels_for(4)>, quantised_tile<5, panels_for(5)>, quantised_tile<6, panels_for(6)>};
+        quantised_tile<4, panels_for(4)>};
     return wide ? many[rows - 1] : single[rows - 1];
 }
 
@@ -120,17 +125,17 @@ inline QuantisedTile quantised_tile_function(int rows, bool wide) {
 inline void multiply_quantised_block(const LinearArgs& a, const QuantisedRows& x, int64_t row, int64_t rows,
                                      int64_t panel, int64_t panels, float* c) {
     const int64_t ldc = panels * 16, groups = ceil_div(a.in, kGroup), stride = groups * kGroupBytes;
-    const int64_t tiles = ceil_div(rows, kTileRows), blocks = tiles > 1 ? ceil_div(groups, kBlockGroups) : 1;
+    const int64_t tiles = ceil_div(rows, kCountRows), blocks = tiles > 1 ? ceil_div(groups, kBlockGroups) : 1;
     const int64_t step = panels * kGroupBytes, share = ceil_div(step, tiles);
     const char* w = static_cast<const char*>(a.weight) + panel * stride;
+    std::memset(c, 0, sizeof(float) * size_t(rows * ldc));
     for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = groups * block / blocks, end = groups * (block + 1) / blocks;
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t low = rows * t / tiles, high = rows * (t + 1) / tiles;
             const AheadGroups ahead{w + panels * stride + begin * step + t * share, step, share};
-            quantised_tile_function(int(high - low), panels > 1)(x.from(row + low, begin), w + begin * kGroupBytes,
-                                                                 stride, end - begin, c + low * ldc, ldc, block > 0,
-                                                                 ahead);
+            quantised_tile_function(int(high - low), panels > 1)(
+                x.from(row + low, begin), w + begin * kGroupBytes, stride, end - begin, c + low * ldc, ldc, ahead);
         }
     }
     finish(a, c, ldc, row, rows, panel, panels);
@@ -138,14 +143,15 @@ inline void multiply_quantised_block(const LinearArgs& a, const QuantisedRows& x
 
 inline void multiply_quantised(const LinearArgs& a, const QuantisedRows& x) {
     const int64_t x_bytes = ceil_div(a.in, kGroup) * (4 + 2 * kGroup);
-    share_outputs(a, x_bytes, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums) {
-        multiply_quantised_block(a, x, row, rows, panel, panels, sums);
-    });
+    share_outputs<kCountRows>(a, x_bytes,
+                              [&](int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums) {
+                                  multiply_quantised_block(a, x, row, rows, panel, panels, sums);
+                              });
 }
 
 inline void pack_group(const PackArgs& a, int64_t panel, int64_t group, char* to) {
     uint16_t* scales = reinterpret_cast<uint16_t*>(to);
-    int8_t* weights = reinterpret_cast<int8_t*>(to) + 32;
+    int8_t* weights = reinterpret_cast<int8_t*>(to) + kScaleBytes;
     for (int lane = 0; lane < 16; ++lane) {
         const int64_t output = panel * 16 + lane;
         int16_t numbers[kGroup] = {};

@@ -179,9 +179,13 @@ inline P set_pairs(int32_t pair) {
     __m256i v = _mm256_set1_epi32(pair);
     return {v, v};
 }
+// The barriers keep the compiler from having more products in flight than there are registers.
 inline I add_products(P a, P b, I c) {
-    return {_mm256_add_epi32(c.lo, _mm256_madd_epi16(a.lo, b.lo)),
-            _mm256_add_epi32(c.hi, _mm256_madd_epi16(a.hi, b.hi))};
+    c.lo = _mm256_add_epi32(c.lo, _mm256_madd_epi16(a.lo, b.lo));
+    asm volatile("" : "+x"(c.lo));
+    c.hi = _mm256_add_epi32(c.hi, _mm256_madd_epi16(a.hi, b.hi));
+    asm volatile("" : "+x"(c.hi));
+    return c;
 }
 inline V to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline void store_low_halves(int16_t* p, V a) {
