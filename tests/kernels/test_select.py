@@ -11,7 +11,8 @@ import torch
 from alula.cache.pool import KVLayer
 from alula.config import AlulaError
 from alula.kernels import padded
-from alula.kernels.native import NativeKernels, NativeLinear
+from alula.kernels.native import NativeKernels
+from alula.kernels.packed import NativeLinear
 from alula.kernels.padded import PaddedLinear
 from alula.kernels.protocol import Kernels, RopeTable
 from alula.kernels.select import load_kernels

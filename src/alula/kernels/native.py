@@ -7,7 +7,6 @@ depends on the row's own values only. This module checks arguments and hands add
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch  # brings the OpenMP runtime that _native uses, so it must come first
@@ -27,6 +26,7 @@ from alula.kernels.checks import (
 )
 from alula.kernels.fused import FusedStack
 from alula.kernels.fused_pair import FusedPair
+from alula.kernels.packed import NativeLinear, pack
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
@@ -38,19 +38,6 @@ if TYPE_CHECKING:
 
 BF16 = torch.bfloat16
 LinearPath = Literal["auto", "native", "torch", "int8"]
-Format = Literal["fp32", "bf16", "int8"]
-
-
-@dataclass(frozen=True)
-class NativeLinear:
-    """A packed weight; `panels` and `bias_O` (fp32) hold the memory that `packed` points at."""
-
-    packed: _native.PackedLinear
-    panels: torch.Tensor
-    bias_O: torch.Tensor | None
-    in_features: int
-    out_features: int
-    out_dtype: torch.dtype
 
 
 class NativeKernels:
@@ -95,18 +82,7 @@ class NativeKernels:
         out = out_dtype or weight_OI.dtype
         if self.torch_linear and weight_OI.dtype == out == BF16:
             return PaddedLinear(aligned(weight_OI), None if bias_O is None else bias_O.to(BF16), out)
-        return self._pack(weight_OI.contiguous(), None if bias_O is None else bias_O.float().contiguous(), out)
-
-    def _pack(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, out: torch.dtype) -> NativeLinear:
-        (outs, ins), bf16 = weight_OI.shape, weight_OI.dtype == BF16
-        format: Format = "int8" if self.quantised else "bf16" if bf16 else "fp32"
-        panels = torch.empty(_native.packed_bytes(format, ins, outs), dtype=torch.uint8)
-        at, threads = panels.data_ptr(), torch.get_num_threads()
-        _native.advise_large_pages(at, panels.nbytes)
-        self.level.pack(weight_OI.data_ptr(), bf16, format, at, ins, outs, threads)
-        bias_at = 0 if bias_O is None else bias_O.data_ptr()
-        packed = _native.PackedLinear(self.level, at, format, bias_at, ins, outs, out == BF16)
-        return NativeLinear(packed, panels, bias_O, ins, outs, out)
+        return pack(self.level, weight_OI, bias_O, out, quantised=self.quantised)
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
         linears = [_native_linears(layer.linears) for layer in stack.layers]
