@@ -37,6 +37,8 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: load_kernels("native", "cuda"), "CPU"),
         (lambda: load_kernels("native", level="sse"), "level"),
         (lambda: load_kernels("native", linear="mkl"), "linear"),  # type: ignore[arg-type]
+        (lambda: load_kernels("torch", linear="int8"), "int8 is there in the native kernels"),
+        (lambda: load_kernels("auto", "cuda", linear="int8"), "on cuda"),
     ],
 )
 def test_refused_choices(call: Callable[[], object], word: str) -> None:
