@@ -71,7 +71,7 @@ def show(name: str, seconds: float, bytes_read: float, operations: float, ceilin
 def linear_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[Figure]:
     """Each shape over copies too many for the caches, as in a model."""
     for ins, outs in LAYER_SHAPES + OTHER_SHAPES:
-        size = ins * outs * dtype.itemsize
+        size = ins * outs * (17 / 16 if kernels.quantised else dtype.itemsize)
         copies = max(1, min(LAYERS, int(COPIES_BYTES / size)))
         out_dtype = torch.float32 if outs > 4096 else dtype
         linears = [kernels.prepare_linear(torch.randn(outs, ins).to(dtype), out_dtype=out_dtype) for _ in range(copies)]

@@ -16,10 +16,17 @@ struct Rows {
     bool bf16;
 };
 
+// How a packed weight is stored: linear.h, or quantised.h for int8.
+enum class Format { fp32, bf16, int8 };
+
+// int8: inputs that share a scale, and the bytes of one such group of 16 outputs, their bf16 scales first.
+constexpr int64_t kGroup = 32;
+constexpr int64_t kGroupBytes = 16 * (2 + kGroup);
+
 struct LinearArgs {
     Rows x;
-    const void* weight;  // packed panels, see linear.h
-    bool weight_bf16;
+    const void* weight;  // packed panels
+    Format format;
     const float* bias;  // or null
     void* y;            // contiguous
     bool y_bf16;
@@ -30,6 +37,7 @@ struct LinearArgs {
 struct PackArgs {
     const void* weight;  // [out, in], contiguous
     bool bf16;
+    Format format;  // of the result: that of the weight, or int8
     void* packed;
     int64_t in, out;
     int threads;

@@ -25,6 +25,8 @@ namespace {
 #include "vec.h"
 #include "math.h"
 #include "linear.h"
+#include "quantised.h"
+#include "product.h"
 #include "panels.h"
 #include "attention.h"
 #include "rows.h"

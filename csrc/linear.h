@@ -118,8 +118,6 @@ void multiply_block(const LinearArgs& a, const float* x, int64_t ldx, int64_t ro
 // bf16 rows are widened first. 16 values more than needed keep rows off the same cache sets.
 inline int64_t widened_stride(int64_t in) { return ceil_div(in, 16) * 16 + 16; }
 
-inline int64_t widened_floats(const LinearArgs& a) { return a.x.bf16 ? a.rows * widened_stride(a.in) : 0; }
-
 inline void widen_in_team(const LinearArgs& a, float* wide) {
     const int64_t ld = widened_stride(a.in);
 #pragma omp for
@@ -129,43 +127,36 @@ inline void widen_in_team(const LinearArgs& a, float* wide) {
     }
 }
 
-// The calling thread's share of the outputs.
-template <class W>
-void multiply_share(const LinearArgs& a, const float* x, int64_t ldx) {
+// Calls block(row, rows, panel, panels, sums) for all blocks of the calling thread's share of the outputs. x_bytes: of
+// one row as the product reads it. sums: room for the results of a block.
+template <int TileRows, class Block>
+void share_outputs(const LinearArgs& a, int64_t x_bytes, Block block) {
     const int64_t panels = ceil_div(a.out, 16);
-    const int64_t fit = larger(kRowBlockBytes / (4 * a.in) / kTileRows, 2) * kTileRows;
+    const int64_t fit = larger(kRowBlockBytes / x_bytes / TileRows, 2) * TileRows;
     const int64_t row_block = ceil_div(a.rows, ceil_div(a.rows, fit));
-    const int group = a.rows > kTileRows ? panels_for(kTileRows) : panels_for(int(a.rows));
+    const int group = panels_for(a.rows > TileRows ? TileRows : int(a.rows));
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     const int64_t begin = panels * thread / threads, end = panels * (thread + 1) / threads;
-    Scratch c(row_block * 16 * group);
+    Scratch sums(row_block * 16 * group);
     for (int64_t row = 0; row < a.rows; row += row_block) {
         const int64_t rows = smaller(row_block, a.rows - row);
         for (int64_t panel = begin; panel < end;) {
             const int64_t take = end - panel >= group ? group : 1;
-            multiply_block<W>(a, x + row * ldx, ldx, row, rows, panel, take, c.data);
+            block(row, rows, panel, take, sums.data);
             panel += take;
         }
     }
 }
 
-// By the threads that call it together, which all return when the product is there. `wide` has widened_floats(a).
-inline void linear_in_team(const LinearArgs& a, float* wide) {
-    if (a.x.bf16) widen_in_team(a, wide);
-    const float* x = a.x.bf16 ? wide : static_cast<const float*>(a.x.data);
-    const int64_t ldx = a.x.bf16 ? widened_stride(a.in) : a.x.stride;
-    a.weight_bf16 ? multiply_share<uint16_t>(a, x, ldx) : multiply_share<float>(a, x, ldx);
-#pragma omp barrier
-}
-
-void linear(const LinearArgs& a) {
-    Scratch wide(widened_floats(a));
-#pragma omp parallel num_threads(a.threads)
-    linear_in_team(a, wide.data);
+template <class W>
+void multiply_floats(const LinearArgs& a, const float* x, int64_t ldx) {
+    share_outputs<kTileRows>(a, 4 * a.in, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums) {
+        multiply_block<W>(a, x + row * ldx, ldx, row, rows, panel, panels, sums);
+    });
 }
 
 template <class W>
-void pack_as(const PackArgs& a) {
+void pack_floats(const PackArgs& a) {
     const int64_t panels = ceil_div(a.out, 16);
     const W* from = static_cast<const W*>(a.weight);
     W* to = static_cast<W*>(a.packed);
@@ -178,5 +169,3 @@ void pack_as(const PackArgs& a) {
                 to[(p * a.in + i) * 16 + place] = output < a.out ? from[output * a.in + i] : W(0);
         }
 }
-
-void pack(const PackArgs& a) { a.bf16 ? pack_as<uint16_t>(a) : pack_as<float>(a); }

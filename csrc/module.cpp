@@ -51,6 +51,21 @@ std::vector<std::string> level_names() {
     return names;
 }
 
+Format format_of(const std::string& name) {
+    if (name == "fp32") return Format::fp32;
+    if (name == "bf16") return Format::bf16;
+    if (name == "int8") return Format::int8;
+    throw std::invalid_argument("format is '" + name + "': give fp32, bf16 or int8");
+}
+
+// Of a packed weight; the same on every level.
+int64_t packed_bytes(const std::string& name, int64_t in, int64_t out) {
+    const Format format = format_of(name);
+    const int64_t panels = (out + 15) / 16;
+    if (format == Format::int8) return panels * ((in + kGroup - 1) / kGroup) * kGroupBytes;
+    return panels * 16 * in * (format == Format::bf16 ? 2 : 4);
+}
+
 AttentionArgs addressing(const Where& where) {
     AttentionArgs args{};
     args.runs = where.runs.data();
@@ -73,8 +88,9 @@ class Level {
         if (!table) throw std::invalid_argument("level is '" + name + "': give one of levels()");
     }
 
-    void pack(Address weight, bool bf16, Address packed, int64_t in, int64_t out, int threads) const {
-        table->pack({at<>(weight), bf16, at<>(packed), in, out, threads});
+    void pack(Address weight, bool bf16, const std::string& format, Address packed, int64_t in, int64_t out,
+              int threads) const {
+        table->pack({at<>(weight), bf16, format_of(format), at<>(packed), in, out, threads});
     }
 
     void norm(Address x, int64_t stride, bool bf16, Address residual, int64_t residual_stride, Address weight,
@@ -151,9 +167,10 @@ class Level {
 // A packed weight, ready to multiply.
 class PackedLinear {
    public:
-    PackedLinear(const Level& level, Address weight, bool bf16, Address bias, int64_t in, int64_t out, bool out_bf16)
+    PackedLinear(const Level& level, Address weight, const std::string& format, Address bias, int64_t in, int64_t out,
+                 bool out_bf16)
         : table_(level.table) {
-        args_ = {{}, at<>(weight), bf16, at<const float>(bias), nullptr, out_bf16, 0, in, out, 1};
+        args_ = {{}, at<>(weight), format_of(format), at<const float>(bias), nullptr, out_bf16, 0, in, out, 1};
     }
 
     void multiply(Address x, int64_t stride, bool bf16, int64_t rows, Address y, int threads) const {
@@ -323,6 +340,8 @@ NB_MODULE(_native, m) {
     using release = call_guard<gil_scoped_release>;
     m.def("levels", &level_names, "Dispatch levels this CPU can run, fastest first.");
     m.def("release_threads", &release_threads, release());
+    m.attr("GROUP") = kGroup;
+    m.def("packed_bytes", &packed_bytes, "format"_a, "in_features"_a, "out_features"_a);
     m.def("advise_large_pages", &advise_large_pages, "begin"_a, "size"_a);
 
     nb::class_<Where>(m, "Where")
@@ -353,7 +372,7 @@ NB_MODULE(_native, m) {
         .def("softmax", &Level::softmax, release());
 
     nb::class_<PackedLinear>(m, "PackedLinear")
-        .def(nb::init<const Level&, uintptr_t, bool, uintptr_t, int64_t, int64_t, bool>())
+        .def(nb::init<const Level&, uintptr_t, const std::string&, uintptr_t, int64_t, int64_t, bool>())
         .def("multiply", &PackedLinear::multiply, release());
 
     nb::class_<Stack>(m, "Stack")

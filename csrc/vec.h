@@ -2,6 +2,9 @@
 // that no code compiled for a newer CPU can be linked in place of an older one.
 //
 // maximum(a, b) is a > b ? a : b in every lane (b when either is NaN), on every level.
+//
+// I is 16 int32 lanes, P two int16 in each of 16 lanes: add_products(a, b, c) adds both products of a lane to c,
+// load_pairs widens 32 int8, store_low_halves takes the low 16 bits of each word.
 
 
 inline float bits_to_float(uint32_t u) {
@@ -76,6 +79,23 @@ inline int packed_place(int lane) { return lane; }
 inline V load_packed(const uint16_t* p) { return load_bf16(p); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
+struct I {
+    __m512i v;
+};
+struct P {
+    __m512i v;
+};
+inline I no_counts() { return {_mm512_setzero_si512()}; }
+inline P load_pairs(const int8_t* p) {
+    return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline P set_pairs(int32_t pair) { return {_mm512_set1_epi32(pair)}; }
+inline I add_products(P a, P b, I c) { return {_mm512_add_epi32(c.v, _mm512_madd_epi16(a.v, b.v))}; }
+inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline void store_low_halves(int16_t* p, V a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_castps_si512(a.v)));
+}
+
 #elif defined(ALULA_LEVEL_AVX2)
 
 struct V {
@@ -143,6 +163,37 @@ inline V load_packed(const uint16_t* p) {
             _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000u))))};
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+struct I {
+    __m256i lo, hi;
+};
+struct P {
+    __m256i lo, hi;
+};
+inline I no_counts() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline P load_pairs(const int8_t* p) {
+    const __m128i* q = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(q)), _mm256_cvtepi8_epi16(_mm_loadu_si128(q + 1))};
+}
+inline P set_pairs(int32_t pair) {
+    __m256i v = _mm256_set1_epi32(pair);
+    return {v, v};
+}
+// The barriers keep the compiler from having more products in flight than there are registers.
+inline I add_products(P a, P b, I c) {
+    c.lo = _mm256_add_epi32(c.lo, _mm256_madd_epi16(a.lo, b.lo));
+    asm volatile("" : "+x"(c.lo));
+    c.hi = _mm256_add_epi32(c.hi, _mm256_madd_epi16(a.hi, b.hi));
+    asm volatile("" : "+x"(c.hi));
+    return c;
+}
+inline V to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline void store_low_halves(int16_t* p, V a) {
+    const __m256i mask = _mm256_set1_epi32(0xffff);
+    __m256i both = _mm256_packus_epi32(_mm256_and_si256(_mm256_castps_si256(a.lo), mask),
+                                       _mm256_and_si256(_mm256_castps_si256(a.hi), mask));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
+}
 
 #else
 
@@ -212,6 +263,35 @@ inline V round_to_bf16(V a) {
 inline int packed_place(int lane) { return lane; }
 inline V load_packed(const uint16_t* p) { return load_bf16(p); }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+struct I {
+    int32_t v[16];
+};
+struct P {
+    int16_t v[32];
+};
+inline I no_counts() { return {}; }
+inline P load_pairs(const int8_t* p) {
+    P r;
+    for (int i = 0; i < 32; ++i) r.v[i] = p[i];
+    return r;
+}
+inline P set_pairs(int32_t pair) {
+    P r;
+    for (int i = 0; i < 16; ++i) std::memcpy(r.v + 2 * i, &pair, 4);
+    return r;
+}
+inline I add_products(P a, P b, I c) {
+    for (int i = 0; i < 16; ++i)
+        c.v[i] += int32_t(a.v[2 * i]) * b.v[2 * i] + int32_t(a.v[2 * i + 1]) * b.v[2 * i + 1];
+    return c;
+}
+inline V to_float(I a) {
+    return each([&](int i) { return float(a.v[i]); });
+}
+inline void store_low_halves(int16_t* p, V a) {
+    for (int i = 0; i < 16; ++i) p[i] = int16_t(float_to_bits(a.v[i]) & 0xffff);
+}
 
 #endif
 

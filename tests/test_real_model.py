@@ -64,9 +64,10 @@ def test_greedy_text_equals_transformers_in_fp32() -> None:
     assert engine.totals.tau > 1.5
 
 
-def test_bf16_text_does_not_depend_on_the_drafter() -> None:
-    model = load_model("smollm2", dtype="bfloat16")
-    prompts = _prompts(model)[:6]
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 6), ("int8", 2)])
+def test_text_does_not_depend_on_the_drafter(dtype: str, count: int) -> None:
+    model = load_model("smollm2", dtype=dtype)
+    prompts = _prompts(model)[:count]
     plain, _ = _generate(model, "none", prompts)
     for drafter in ("ngram", "auto"):
         drafted, engine = _generate(model, drafter, prompts)

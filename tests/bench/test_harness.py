@@ -106,7 +106,8 @@ def test_the_ceiling(session: Session) -> None:
     model = session.model
     tensors = model.tensors()
     matrices = [tensor.numel() for tensor in map(tensors.get, tensors.names()) if tensor.ndim == 2]
-    assert weight_bytes(model.config, torch.float32) == 4 * sum(matrices)  # the tied embedding is the LM head
+    assert weight_bytes(model.config, "float32") == 4 * sum(matrices)  # the tied embedding is the LM head
+    assert weight_bytes(model.config, "int8") == sum(matrices) * 17 // 16
     assert Ceiling(100, 1000.0).tokens_per_second == 10.0
     assert 1e8 < read_bandwidth(mebibytes=64, rounds=2) < 1e13
 

@@ -92,6 +92,24 @@ def test_features_of_another_format_are_warned_of(tmp_path: Path, target: Loaded
         load_drafter(head, target)
 
 
+def test_a_head_serves_the_same_weights_in_int8(tmp_path: Path, folder: Path, target: LoadedModel) -> None:
+    """What is compared is the file; that its features were made in another format is warned of."""
+    head, int8 = save_random_head(tmp_path / "head", target), load_model(folder, dtype="int8")
+    assert (int8.format, int8.identity.dtype, int8.dtype) == ("int8", "int8", torch.bfloat16)
+    assert int8.feature_identity == {**target.feature_identity, "format": "int8"}
+    with pytest.warns(UserWarning, match="float32, and the target runs in int8"):
+        assert isinstance(load_drafter(head, int8), NeuralDrafter)
+
+
+def test_int8_is_refused_where_it_is_not_there(folder: Path, target: LoadedModel) -> None:
+    with pytest.raises(AlulaError, match="int8 is there in the native kernels on the CPU only"):
+        load_model(folder, dtype="int8", kernels="torch")
+    with pytest.raises(AlulaError, match="give kernels by name"):
+        load_model(folder, dtype="int8", kernels=target.kernels)
+    with pytest.raises(AlulaError, match="'float32' or 'int8'"):
+        load_model(folder, dtype="int4")
+
+
 def lm_bench(drafter: NeuralDrafter, prompt: list[int], *, pages: int = 64, chunk: int | None = None) -> Bench:
     bench = Bench(drafter, pages=pages)
     bench.add(prompt)

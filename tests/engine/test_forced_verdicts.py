@@ -84,7 +84,7 @@ def head_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return folder
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=["float32", "bfloat16", "int8"])
 def model(request: pytest.FixtureRequest, tiny_folder: Path) -> LoadedModel:
     from alula.model.load import load_model
 

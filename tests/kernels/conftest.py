@@ -10,7 +10,7 @@ import torch
 from alula.kernels.native import NativeKernels
 from alula.kernels.protocol import Kernels
 from alula.kernels.torch_reference import TorchKernels
-from tests.kernels.sets import LEVELS, kernel_set
+from tests.kernels.sets import LEVELS, PRODUCTS, kernel_set
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", params=["torch", *LEVELS])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return kernel_set(request.param)
+
+
+@pytest.fixture(scope="session", params=PRODUCTS)
+def products(request: pytest.FixtureRequest) -> Kernels:
+    """Sets that differ in their linear product."""
     return kernel_set(request.param)
 
 

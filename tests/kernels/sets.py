@@ -16,12 +16,16 @@ from alula.kernels.torch_reference import TorchKernels
 from alula.tree import AttentionInput
 
 LEVELS = tuple(_native.levels())
+PRODUCTS = ("torch", *LEVELS, *(f"int8 {level}" for level in LEVELS))
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 @cache
 def kernel_set(name: str) -> Kernels:
-    return TorchKernels() if name == "torch" else NativeKernels(name, linear="native")
+    """`torch`, a level, or `int8` and a level."""
+    if name == "torch":
+        return TorchKernels()
+    return NativeKernels(name.removeprefix("int8 "), linear="int8" if name.startswith("int8") else "native")
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

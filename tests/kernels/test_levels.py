@@ -27,12 +27,14 @@ def everything(kernels: NativeKernels, seed: int, dtype: torch.dtype) -> Result:
 
     rows, ins, outs = (int(n) for n in torch.randint(1, 150, (3,), generator=random))
     x, weight = normal(rows, 2 * ins).to(dtype), normal(ins).to(dtype)
-    linear = kernels.prepare_linear(normal(outs, ins).to(dtype), normal(outs), out_dtype=torch.float32)
+    matrix, bias, int8 = normal(outs, ins).to(dtype), normal(outs), kernel_set(f"int8 {kernels.level_name}")
+    linear, whole = (k.prepare_linear(matrix, bias, out_dtype=torch.float32) for k in (kernels, int8))
     q, layer, where = place(draw_rows(seed, 6, 2, 32, dtype), seed, 16)
     logits = normal(3, 40 * outs)
     activations: tuple[Activation, ...] = ("silu", "gelu_tanh")
     return (
         kernels.linear(x[:, :ins], linear),
+        int8.linear(x[:, :ins], whole),
         kernels.rms_norm(x[:, :ins], weight, 1e-5),
         *kernels.add_rms_norm(x[:, :ins], x[:, ins:], weight, 1e-5, round_last=True),
         *(kernels.gated(x, activation) for activation in activations),

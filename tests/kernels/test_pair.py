@@ -10,7 +10,7 @@ import torch
 from alula.cache import KVLayer
 from alula.config import Rope
 from alula.kernels.fused_pair import FusedPair
-from alula.kernels.native import NativeKernels
+from alula.kernels.native import LinearPath, NativeKernels
 from alula.kernels.pair import DraftLayer, PairLayer, SteppedPair
 from alula.model.rope import build_rope
 from alula.tree import AttentionInput
@@ -80,13 +80,19 @@ def fused(kernels: NativeKernels, pair: PairLayer) -> FusedPair:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("linear", ["native", "int8"])
 @pytest.mark.parametrize("normed_residual", [False, True])
 @pytest.mark.parametrize("norm_output", [False, True])
 @pytest.mark.parametrize("keep", [None, [0, 3, 4], [4, 1], []])
 def test_the_fused_layer_has_the_bits_of_the_steps(
-    level: str, dtype: torch.dtype, normed_residual: bool, norm_output: bool, keep: list[int] | None
+    level: str,
+    dtype: torch.dtype,
+    linear: LinearPath,
+    normed_residual: bool,
+    norm_output: bool,
+    keep: list[int] | None,
 ) -> None:
-    kernels = NativeKernels(level, linear="native")
+    kernels = NativeKernels(level, linear)
     pair = layer(kernels, dtype, normed_residual=normed_residual, norm_output=norm_output, bias=norm_output)
     kept = None if keep is None else torch.tensor(keep, dtype=torch.int64)
     found_cache, expected_cache = cache(dtype), cache(dtype)
@@ -98,9 +104,10 @@ def test_the_fused_layer_has_the_bits_of_the_steps(
     assert not same_bits(found_cache.keys, cache(dtype).keys)
 
 
+@pytest.mark.parametrize("linear", ["native", "int8"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_do_not_change_the_bits(threads: int) -> None:
-    kernels, before = NativeKernels(linear="native"), torch.get_num_threads()
+def test_threads_do_not_change_the_bits(threads: int, linear: LinearPath) -> None:
+    kernels, before = NativeKernels(linear=linear), torch.get_num_threads()
     pair = layer(kernels, torch.bfloat16, normed_residual=False, norm_output=True, bias=True)
     expected = SteppedPair(kernels, pair).run(*rows(torch.bfloat16), addressing(), cache(torch.bfloat16))
     torch.set_num_threads(threads)

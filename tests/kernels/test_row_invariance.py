@@ -44,30 +44,30 @@ def _several(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Ten
 @quick
 @given(seed=seeds, rows=row_counts, ins=widths, outs=widths, dtype=dtypes, wide=st.booleans(), bias=st.booleans())
 def test_linear(
-    kernels: Kernels, seed: int, rows: int, ins: int, outs: int, dtype: torch.dtype, wide: bool, bias: bool
+    products: Kernels, seed: int, rows: int, ins: int, outs: int, dtype: torch.dtype, wide: bool, bias: bool
 ) -> None:
     weight = normal(seed, outs, ins, dtype=dtype)
     out_dtype = torch.float32 if wide else dtype
-    prepared = kernels.prepare_linear(weight, normal(seed, outs, dtype=dtype) if bias else None, out_dtype=out_dtype)
-    assert holds_alone(lambda x: kernels.linear(x, prepared), normal(seed + 1, rows, ins, dtype=dtype))
-    assert kernels.row_invariant
+    prepared = products.prepare_linear(weight, normal(seed, outs, dtype=dtype) if bias else None, out_dtype=out_dtype)
+    assert holds_alone(lambda x: products.linear(x, prepared), normal(seed + 1, rows, ins, dtype=dtype))
+    assert products.row_invariant
 
 
 @pytest.mark.parametrize(("ins", "outs"), [(576, 960), (1536, 576), (1728, 64)])
-def test_linear_of_model_sizes(kernels: Kernels, ins: int, outs: int) -> None:
-    prepared = kernels.prepare_linear(normal(1, outs, ins, dtype=torch.bfloat16))
+def test_linear_of_model_sizes(products: Kernels, ins: int, outs: int) -> None:
+    prepared = products.prepare_linear(normal(1, outs, ins, dtype=torch.bfloat16))
     for rows in (2, 5, 16, 61):
-        assert holds_alone(lambda x: kernels.linear(x, prepared), normal(rows, rows, ins, dtype=torch.bfloat16))
+        assert holds_alone(lambda x: products.linear(x, prepared), normal(rows, rows, ins, dtype=torch.bfloat16))
 
 
-def test_linear_at_any_address(kernels: Kernels) -> None:
+def test_linear_at_any_address(products: Kernels) -> None:
     """The place in memory is no input: MKL's fp32 product of 16 x 17 by 17 x 7 differs between addresses."""
     weight, x = normal(0, 7, 17), normal(5, 16, 17)
-    expected = kernels.linear(x, kernels.prepare_linear(weight))
+    expected = products.linear(x, products.prepare_linear(weight))
     for offset in range(1, 16):
         shifted = torch.empty(x.numel() + 16)[offset : offset + x.numel()].view(x.shape).copy_(x)
         moved = torch.empty(weight.numel() + 16)[offset : offset + weight.numel()].view(weight.shape).copy_(weight)
-        assert same_bits(kernels.linear(shifted, kernels.prepare_linear(moved)), expected)
+        assert same_bits(products.linear(shifted, products.prepare_linear(moved)), expected)
 
 
 @quick

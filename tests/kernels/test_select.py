@@ -11,7 +11,8 @@ import torch
 from alula.cache.pool import KVLayer
 from alula.config import AlulaError
 from alula.kernels import padded
-from alula.kernels.native import NativeKernels, NativeLinear
+from alula.kernels.native import NativeKernels
+from alula.kernels.packed import NativeLinear
 from alula.kernels.padded import PaddedLinear
 from alula.kernels.protocol import Kernels, RopeTable
 from alula.kernels.select import load_kernels
@@ -36,6 +37,8 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: load_kernels("native", "cuda"), "CPU"),
         (lambda: load_kernels("native", level="sse"), "level"),
         (lambda: load_kernels("native", linear="mkl"), "linear"),  # type: ignore[arg-type]
+        (lambda: load_kernels("torch", linear="int8"), "int8 is there in the native kernels"),
+        (lambda: load_kernels("auto", "cuda", linear="int8"), "on cuda"),
     ],
 )
 def test_refused_choices(call: Callable[[], object], word: str) -> None:

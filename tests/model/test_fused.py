@@ -12,7 +12,7 @@ import torch
 
 from alula.cache import KVLayer
 from alula.kernels.fused import FusedStack
-from alula.kernels.native import NativeKernels
+from alula.kernels.native import LinearPath, NativeKernels
 from alula.kernels.stack import FINAL, Hidden, PreparedStack, Stack, SteppedStack
 from alula.model.decoder import Decoder
 from alula.tree import AttentionInput
@@ -58,13 +58,14 @@ def run(decoder: Decoder) -> tuple[list[Hidden], list[KVLayer]]:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("linear", ["native", "int8"])
 @pytest.mark.parametrize("case", CASES)
 def test_fused_layers_have_the_bits_of_the_steps(
-    case: str, dtype: torch.dtype, level: str, tmp_path: Path, load_folder: Callable[..., Any]
+    case: str, linear: LinearPath, dtype: torch.dtype, level: str, tmp_path: Path, load_folder: Callable[..., Any]
 ) -> None:
     build(case, tmp_path)
     fused, stepped = (
-        load_folder(tmp_path, dtype, kernels(level, linear="native")) for kernels in (NativeKernels, SteppedKernels)
+        load_folder(tmp_path, dtype, kernels(level, linear)) for kernels in (NativeKernels, SteppedKernels)
     )
     (found, cache), (expected, expected_cache) = run(fused), run(stepped)
     for a, b in zip(found, expected, strict=True):
@@ -76,11 +77,14 @@ def test_fused_layers_have_the_bits_of_the_steps(
         assert same_bits(layer.values, other.values)
 
 
+@pytest.mark.parametrize("linear", ["native", "int8"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_do_not_change_the_bits(threads: int, tmp_path: Path, load_folder: Callable[..., Any]) -> None:
+def test_threads_do_not_change_the_bits(
+    threads: int, linear: LinearPath, tmp_path: Path, load_folder: Callable[..., Any]
+) -> None:
     build("gemma3", tmp_path)
-    decoder, before = load_folder(tmp_path, torch.bfloat16, NativeKernels(linear="native")), torch.get_num_threads()
-    expected, cache = run(load_folder(tmp_path, torch.bfloat16, SteppedKernels(linear="native")))
+    decoder, before = load_folder(tmp_path, torch.bfloat16, NativeKernels(linear=linear)), torch.get_num_threads()
+    expected, cache = run(load_folder(tmp_path, torch.bfloat16, SteppedKernels(linear=linear)))
     torch.set_num_threads(threads)
     try:
         found, threaded = run(decoder)
@@ -119,6 +123,7 @@ def test_torch_products_are_run_step_by_step(tmp_path: Path, load_folder: Callab
             made.append(super().prepare_stack(stack))
             return made[-1]
 
-    for linear in ("native", "torch"):
+    linears: tuple[LinearPath, ...] = ("native", "int8", "torch")
+    for linear in linears:
         load_folder(tmp_path, torch.bfloat16, Watched(linear=linear))
-    assert [type(stack) for stack in made] == [FusedStack, SteppedStack]
+    assert [type(stack) for stack in made] == [FusedStack, FusedStack, SteppedStack]

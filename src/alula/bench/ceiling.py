@@ -31,12 +31,19 @@ class Ceiling:
         }
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the matrices that one forward reads whole: every layer's and the LM head, not the embedding."""
+_BITS = {"float32": 32, "bfloat16": 16, "int8": 8.5}
+"""Of a weight as stored; in int8, 32 of them share a scale of 16 bits."""
+
+
+def weight_bytes(config: ModelConfig, format: str) -> int:
+    """Bytes of the matrices that one forward reads whole: every layer's and the LM head, not the embedding.
+
+    format: as `LoadedModel.format` names it.
+    """
     width = config.hidden_size
     attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * width
     per_layer = attention + 3 * width * config.intermediate_size
-    return (config.num_layers * per_layer + config.vocab_size * width) * dtype.itemsize
+    return int((config.num_layers * per_layer + config.vocab_size * width) * _BITS[format] / 8)
 
 
 def read_bandwidth(device: torch.device | str = "cpu", *, mebibytes: int = 256, rounds: int = 5) -> float:

@@ -42,7 +42,7 @@ def measure(
 
     config: its prefix cache should be off, or repeats would skip their prompts.
     """
-    ceiling = Ceiling(weight_bytes(session.model.config, session.model.dtype), read_bandwidth(session.model.device))
+    ceiling = Ceiling(weight_bytes(session.model.config, session.model.format), read_bandwidth(session.model.device))
     watch.say(_ceiling_line(ceiling))
     params = replace(params, seed=resolve_seed(params.seed))
     plain, speculative = session.engine("none", config), session.engine(drafter, config)

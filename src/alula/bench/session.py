@@ -40,7 +40,7 @@ class Session:
         """What the numbers hold for."""
         return {
             "model": self.model.name,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": self.model.format,
             "device": str(self.model.device),
             "threads": torch.get_num_threads(),
             "kernels": self.model.kernels.describe(),

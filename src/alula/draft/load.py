@@ -161,7 +161,7 @@ def _check_provenance(
             f" head was trained for {target.name!r}"
         )
     trained = provenance["target"]
-    weights, dtype = target.weights_hash, str(target.dtype).removeprefix("torch.")
+    weights, dtype = target.weights_hash, target.format
     if trained["weights"] != weights:
         raise AlulaError(
             f"the head in {folder} was trained for {trained.get('name', 'another model')!r} with weights "

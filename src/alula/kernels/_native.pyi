@@ -1,7 +1,10 @@
 """Kernels over raw addresses; see csrc/module.cpp. Sizes in elements, strides in elements."""
 
+GROUP: int
+
 def levels() -> list[str]: ...
 def release_threads() -> None: ...
+def packed_bytes(format: str, in_features: int, out_features: int) -> int: ...
 def advise_large_pages(begin: int, size: int) -> None: ...
 
 class Where:
@@ -30,7 +33,7 @@ class Where:
 class Level:
     def __init__(self, name: str, /) -> None: ...
     def pack(
-        self, weight: int, bf16: bool, packed: int, in_features: int, out_features: int, threads: int, /
+        self, weight: int, bf16: bool, format: str, packed: int, in_features: int, out_features: int, threads: int, /
     ) -> None: ...
     def norm(
         self,
@@ -111,7 +114,7 @@ class PackedLinear:
         self,
         level: Level,
         weight: int,
-        bf16: bool,
+        format: str,
         bias: int,
         in_features: int,
         out_features: int,

@@ -17,7 +17,7 @@ from alula.kernels.stack import Hidden, Layer, Stack
 
 if TYPE_CHECKING:
     from alula.cache.pool import KVLayer
-    from alula.kernels.native import NativeLinear
+    from alula.kernels.packed import NativeLinear
     from alula.kernels.protocol import RopeTable
     from alula.tree import AttentionInput
 

@@ -14,7 +14,7 @@ from alula.kernels.pair import PairLayer
 
 if TYPE_CHECKING:
     from alula.cache.pool import KVLayer
-    from alula.kernels.native import NativeLinear
+    from alula.kernels.packed import NativeLinear
     from alula.tree import AttentionInput
 
 

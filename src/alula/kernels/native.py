@@ -6,10 +6,8 @@ depends on the row's own values only. This module checks arguments and hands add
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch  # brings the OpenMP runtime that _native uses, so it must come first
 
@@ -28,6 +26,7 @@ from alula.kernels.checks import (
 )
 from alula.kernels.fused import FusedStack
 from alula.kernels.fused_pair import FusedPair
+from alula.kernels.packed import NativeLinear, pack
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
@@ -38,20 +37,7 @@ if TYPE_CHECKING:
     from alula.tree import AttentionInput
 
 BF16 = torch.bfloat16
-LinearPath = Literal["auto", "native", "torch"]
-_PANEL = 16
-
-
-@dataclass(frozen=True)
-class NativeLinear:
-    """A packed weight; `panels` and `bias_O` (fp32) hold the memory that `packed` points at."""
-
-    packed: _native.PackedLinear
-    panels: torch.Tensor
-    bias_O: torch.Tensor | None
-    in_features: int
-    out_features: int
-    out_dtype: torch.dtype
+LinearPath = Literal["auto", "native", "torch", "int8"]
 
 
 class NativeKernels:
@@ -60,7 +46,8 @@ class NativeKernels:
     level: `avx512`, `avx2`, `portable`, or None for the fastest this CPU has.
     linear: which matrix product bf16 results use: `native`, `torch` (probed row padding), or `auto`: torch's where
         it reports native bf16 support. Products with fp32 results, LM heads among them, are native in any case,
-        since torch would round them to bf16.
+        since torch would round them to bf16. `int8`: all products are native ones of whole numbers (csrc/quantised.h),
+        with weights and rows rounded in groups of 32 inputs.
     """
 
     name = "native"
@@ -71,16 +58,22 @@ class NativeKernels:
         self.level_name = level or levels[0]
         if self.level_name not in levels:
             raise ValueError(f"level is {level!r}: this CPU has {', '.join(levels)}")
-        if linear not in ("auto", "native", "torch"):
-            raise ValueError(f"linear is {linear!r}: give 'auto', 'native' or 'torch'")
+        if linear not in get_args(LinearPath):
+            raise ValueError(f"linear is {linear!r}: give {', '.join(map(repr, get_args(LinearPath)))}")
         self.level = _native.Level(self.level_name)
         self.probe = RowProbe()
         self.torch_linear = linear == "torch" or (linear == "auto" and _torch_multiplies_bf16())
+        self.quantised = linear == "int8"
         self._where: tuple[AttentionInput, _native.Where] | None = None
 
     def describe(self) -> Numerics:
-        path = f"torch ({self.probe.report()})" if self.torch_linear else "native"
-        return {"set": self.name, "level": self.level_name, "linear": path, "threads": torch.get_num_threads()}
+        threads = torch.get_num_threads()
+        return {"set": self.name, "level": self.level_name, "linear": self._linear_path(), "threads": threads}
+
+    def _linear_path(self) -> str:
+        if self.quantised:
+            return f"int8/{_native.GROUP}"
+        return f"torch ({self.probe.report()})" if self.torch_linear else "native"
 
     def release_threads(self) -> None:
         _native.release_threads()
@@ -92,15 +85,7 @@ class NativeKernels:
         out = out_dtype or weight_OI.dtype
         if self.torch_linear and weight_OI.dtype == out == BF16:
             return PaddedLinear(aligned(weight_OI), None if bias_O is None else bias_O.to(BF16), out)
-        outs, ins = weight_OI.shape
-        weight, bf16 = weight_OI.contiguous(), weight_OI.dtype == BF16
-        panels = torch.empty(math.ceil(outs / _PANEL) * _PANEL * ins, dtype=weight.dtype)
-        _native.advise_large_pages(panels.data_ptr(), panels.nbytes)
-        self.level.pack(weight.data_ptr(), bf16, panels.data_ptr(), ins, outs, torch.get_num_threads())
-        bias = None if bias_O is None else bias_O.float().contiguous()
-        bias_at = 0 if bias is None else bias.data_ptr()
-        packed = _native.PackedLinear(self.level, panels.data_ptr(), bf16, bias_at, ins, outs, out == BF16)
-        return NativeLinear(packed, panels, bias, ins, outs, out)
+        return pack(self.level, weight_OI, bias_O, out, quantised=self.quantised)
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
         linears = [_native_linears(layer.linears) for layer in stack.layers]

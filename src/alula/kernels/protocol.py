@@ -70,6 +70,11 @@ class Kernels(Protocol):
     @property
     def row_invariant(self) -> bool: ...
 
+    @property
+    def quantised(self) -> bool:
+        """Whether weights become int8 when they are prepared."""
+        ...
+
     def describe(self) -> Numerics:
         """What fixes the bits of the results (set, dispatch level, linear path, threads, probe results)."""
         ...

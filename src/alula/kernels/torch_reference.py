@@ -41,6 +41,7 @@ class TorchKernels:
 
     name = "torch"
     row_invariant = True
+    quantised = False
 
     def __init__(self) -> None:
         self.probe = RowProbe()

@@ -26,7 +26,9 @@ DTYPES = {
     "fp32": torch.float32,
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
+    "int8": torch.bfloat16,
 }
+"""Of activations and the cache. int8 is a format of weights, and the rest is bfloat16 then."""
 
 MOST_THREADS = 1024
 """Far more than any machine gains from; OpenMP dies without a word at counts that it cannot serve."""
@@ -37,7 +39,7 @@ class Identity:
     """What a head was trained for: SHA-256 of each part of the target.
 
     weights: of the file or files as the user has them, whatever dtype they are run in. embedding, lm_head: of
-    the values rounded to bf16. dtype: the numeric format in use, `float32` or `bfloat16`.
+    the values rounded to bf16. dtype: the numeric format in use, `float32`, `bfloat16` or `int8`.
     """
 
     weights: str
@@ -54,7 +56,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target ready to run. checkpoint: the folder it was read from."""
+    """A target ready to run. dtype: of activations and the cache. checkpoint: the folder it was read from."""
 
     name: str
     config: ModelConfig
@@ -65,6 +67,16 @@ class LoadedModel:
     device: torch.device
     eos_ids: tuple[int, ...]
     checkpoint: Checkpoint
+
+    @property
+    def format(self) -> str:
+        """The numeric format in use: `int8` where weights are, else the dtype."""
+        return "int8" if self.kernels.quantised else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def feature_identity(self) -> dict[str, str]:
+        """What decides the features, besides their dtype and which ones they are."""
+        return {"weights": self.weights_hash} | ({"format": self.format} if self.kernels.quantised else {})
 
     @cached_property
     def weights_hash(self) -> str:
@@ -81,7 +93,7 @@ class LoadedModel:
             self.weights_hash,
             embedding,
             lm_head,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=self.format,
             **self.tokenizer.hashes,
         )
 
@@ -91,10 +103,11 @@ class LoadedModel:
 
 
 def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
+    """Of activations and the cache. Raises AlulaError for a format that there is not."""
     if isinstance(name, torch.dtype) and name in DTYPES.values():
         return name
     if name not in DTYPES:
-        raise AlulaError(f"dtype is {name!r}: give 'bfloat16' or 'float32'")
+        raise AlulaError(f"dtype is {name!r}: give 'bfloat16', 'float32' or 'int8'")
     return DTYPES[str(name)]
 
 
@@ -118,6 +131,14 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return where
 
 
+def _kernels(kernels: str | Kernels, device: torch.device, quantised: bool) -> Kernels:
+    if isinstance(kernels, str):
+        return load_kernels(kernels, device, linear="int8" if quantised else "auto")
+    if quantised and not kernels.quantised:
+        raise AlulaError(f"dtype is 'int8', which the kernels given ({kernels.name}) do not do: give kernels by name")
+    return kernels
+
+
 def load_model(
     name: str | Path,
     *,
@@ -129,19 +150,20 @@ def load_model(
 ) -> LoadedModel:
     """Find, convert where needed, check and load a model.
 
-    name: `smollm2`, a Hugging Face folder or hub id, or a GGUF file. max_len: longest sequence in tokens, None
-    for the model's own limit. progress: show bars on stderr; None shows them on a terminal.
+    name: `smollm2`, a Hugging Face folder or hub id, or a GGUF file. dtype: of weights, activations and cache; `int8`
+    is for weights, with bfloat16 for the rest, on native kernels. max_len: longest sequence in tokens, None for the
+    model's own limit. progress: show bars on stderr; None shows them on a terminal.
     Raises AlulaError for anything that cannot be found, read or run.
     """
     from alula.model.sources import resolve
 
     chosen, where = resolve_dtype(dtype), resolve_device(device)
+    kernel_set = _kernels(kernels, where, quantised=dtype == "int8")
     checkpoint = resolve(name, chosen, progress=progress)
     config = read_hf_config(checkpoint.folder)
     tensors = TensorFolder(checkpoint.folder)
     check_tensors(tensors, config)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    kernel_set = load_kernels(kernels, where) if isinstance(kernels, str) else kernels
     decoder = Decoder(config, tensors, kernel_set, dtype=chosen, device=where, max_positions=max_len)
     eos_ids = config.eos_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
     return LoadedModel(

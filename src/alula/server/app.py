@@ -22,7 +22,7 @@ from alula.sequence import LogitsProcessor
 from alula.server.bridge import Bridge
 from alula.server.config import ServerConfig
 from alula.server.engine_metrics import EngineCollector
-from alula.server.errors import ApiError, broken
+from alula.server.errors import ApiError
 from alula.server.gate import REQUEST_ID, Gate, Keys
 from alula.server.invalid import invalid_body, plain_error
 from alula.server.metrics import Metrics

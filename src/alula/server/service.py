@@ -90,7 +90,7 @@ def import_what_requests_use() -> None:
 def fingerprint(engine: Engine) -> str:
     """Changes with whatever may change the text of a seed."""
     model, shape = engine.model, engine.config
-    parts = [alula_version(), model.name, str(model.dtype), model.kernels.describe(), shape.rule, model.config]
+    parts = [alula_version(), model.name, model.format, model.kernels.describe(), shape.rule, model.config]
     return f"alula-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 

@@ -144,7 +144,7 @@ class _Bench:
             taps=(FINAL,),
             dtype=model.dtype,
             folder=config.output / "features",
-            identity={"weights": model.weights_hash},
+            identity=model.feature_identity,
         )
         self._store.prepare([*self._train, *self._held], watcher.say)
 

@@ -158,7 +158,7 @@ class _Assembly:
             taps=taps,
             dtype=model.dtype,
             folder=self._config.output / "features",
-            identity={"weights": model.weights_hash},
+            identity=model.feature_identity,
             part=(self._processes.rank, self._processes.count),
         )
 

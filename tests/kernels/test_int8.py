@@ -1,0 +1,144 @@
+"""Products in int8 against the same arithmetic in numpy, bit for bit, and what they promise beyond that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from alula.kernels import _native
+from alula.kernels.native import NativeKernels
+from tests.kernels.sets import DTYPES, LEVELS, kernel_set, same_bits
+
+Floats = NDArray[np.float32]
+GROUP = _native.GROUP
+LEAST = 2.0**-100
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def int8_set(level: str) -> NativeKernels:
+    found = kernel_set(f"int8 {level}")
+    assert isinstance(found, NativeKernels)
+    return found
+
+
+@pytest.fixture(params=LEVELS)
+def int8(request: pytest.FixtureRequest) -> NativeKernels:
+    return int8_set(request.param)
+
+
+def groups_of(rows_RI: torch.Tensor, *, bf16_scale: bool) -> tuple[NDArray[np.int64], Floats]:
+    """Whole numbers [R, G, GROUP] and scales [R, G]."""
+    rows = rows_RI.float().numpy()
+    missing = -rows.shape[1] % GROUP
+    values = np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, GROUP)
+    largest = np.abs(values).max(-1)
+    largest[largest < LEAST] = 0
+    scales = largest / np.float32(127)
+    if bf16_scale:
+        scales = torch.from_numpy(scales).bfloat16().float().numpy()
+    inverse = np.where(scales > 0, np.float32(1) / np.where(scales > 0, scales, 1), 0).astype(np.float32)
+    return np.rint(values * inverse[..., None]).astype(np.int64), scales
+
+
+def fma(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c rounded once; a has 20 bits. The double sum is rounded to odd, so that the second rounding is right."""
+    product, c64 = a.astype(np.float64) * b, c.astype(np.float64)
+    total = product + c64
+    part = total - product
+    error = (product - (total - part)) + (c64 - part)
+    bits = total.view(np.int64)
+    even = (error != 0) & (bits % 2 == 0)
+    bits[even] += np.where(np.sign(error) == np.sign(total), 1, -1)[even]
+    return total.astype(np.float32)
+
+
+def reference(
+    x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    x, x_scales = groups_of(x_TI, bf16_scale=False)
+    weight, weight_scales = groups_of(weight_OI, bf16_scale=True)
+    result = np.zeros((len(x), len(weight)), np.float32)
+    for group in range(x.shape[1]):
+        sums = (x[:, group] @ weight[:, group].T).astype(np.float32)
+        result = fma(sums, x_scales[:, group, None] * weight_scales[None, :, group], result)
+    if bias_O is not None:
+        result = result + bias_O.float().numpy()
+    return torch.from_numpy(result).to(out_dtype)
+
+
+SHAPES = [(576, 80), (100, 37), (1, 1), (31, 16), (33, 17), (64, 100), (1100, 50)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 70, 300])
+@pytest.mark.parametrize(("ins", "outs"), SHAPES)
+def test_the_bits_of_the_definition(int8: NativeKernels, dtype: torch.dtype, rows: int, ins: int, outs: int) -> None:
+    weight, x = normal(ins, outs, ins, dtype=dtype), 3 * normal(rows, rows, ins, dtype=dtype)
+    bias = normal(3, outs, dtype=dtype)
+    for given, out_dtype in ((None, dtype), (bias, torch.float32)):
+        prepared = int8.prepare_linear(weight, given, out_dtype=out_dtype)
+        assert same_bits(int8.linear(x, prepared), reference(x, weight, given, out_dtype))
+
+
+def test_values_of_every_size(int8: NativeKernels) -> None:
+    """Groups of zeros, of the smallest and of the largest numbers, and ties between two whole numbers."""
+    x = normal(1, 6, 4 * GROUP)
+    x[0] = 0
+    x[1, GROUP : 2 * GROUP] = 0
+    x[2] *= 1e-40
+    x[3, :GROUP] *= 1e-30
+    x[4] *= 1e30
+    x[5] = (torch.arange(4 * GROUP) % 255 - 127) / 2
+    weight = normal(2, 20, 4 * GROUP)
+    weight[3] = 0
+    weight[4, GROUP:] = 0
+    weight[5] *= 1e-38
+    bias = normal(3, 20)
+    found = int8.linear(x, int8.prepare_linear(weight, bias))
+    assert same_bits(found, reference(x, weight, bias, torch.float32))
+    assert same_bits(found[0], bias)
+    assert same_bits(found[2], bias)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_spoils_its_own_row_or_output(int8: NativeKernels, value: float) -> None:
+    x, weight = normal(1, 9, 100, dtype=torch.bfloat16), normal(2, 40, 100, dtype=torch.bfloat16)
+    expected = int8.linear(x, int8.prepare_linear(weight))
+    bad_x, bad_weight = x.clone(), weight.clone()
+    bad_x[4, 99] = value
+    bad_weight[17, 0] = value
+    rows, outs = torch.arange(9) != 4, torch.arange(40) != 17
+    found = int8.linear(bad_x, int8.prepare_linear(weight))
+    assert found[4].isnan().all()
+    assert same_bits(found[rows], expected[rows])
+    found = int8.linear(x, int8.prepare_linear(bad_weight))
+    assert found[:, 17].isnan().all()
+    assert same_bits(found[:, outs], expected[:, outs])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("ins", "outs"), [(576, 960), (1536, 80), (100, 37)])
+def test_close_to_the_exact_product(int8: NativeKernels, dtype: torch.dtype, ins: int, outs: int) -> None:
+    """Each number is off by at most half a step of its group's largest over 127, so a sum by about 1% of its size."""
+    weight, x = normal(1, outs, ins, dtype=dtype), normal(2, 8, ins, dtype=dtype)
+    exactly = x.double() @ weight.double().T
+    found = int8.linear(x, int8.prepare_linear(weight, out_dtype=torch.float32))
+    assert (found - exactly).norm() < 0.01 * exactly.norm()
+    assert (found - exactly).norm() > 0.001 * exactly.norm()
+
+
+def test_rows_may_be_strided(int8: NativeKernels) -> None:
+    prepared, x = int8.prepare_linear(normal(1, 32, 48)), normal(2, 9, 100)
+    assert same_bits(int8.linear(x[:, 20:68], prepared), int8.linear(x[:, 20:68].contiguous(), prepared))
+
+
+def test_it_says_so(int8: NativeKernels) -> None:
+    assert int8.quantised
+    assert int8.describe()["linear"] == f"int8/{GROUP}"
+    packed = int8.prepare_linear(normal(1, 33, 65))
+    assert packed.panels.nbytes == 48 * 96 * 17 // 16  # type: ignore[union-attr]
