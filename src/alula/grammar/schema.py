@@ -11,34 +11,24 @@ notes.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from alula.config import AlulaError
 from alula.grammar.regex import rewrite_regex
-
-Schema = dict[str, Any]
+from alula.grammar.scalars import OF_NUMBERS, Schema, check_written, counts, number_schema, refused, text_schema
 
 DEEPEST = 64
-LARGEST_FACTOR = 1024
-"""Of `multipleOf`; beyond it the library takes any number."""
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
-_OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
 _OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
-_BY_TYPE = {"string": _OF_STRINGS, "number": _OF_NUMBERS, "array": _OF_ARRAYS, "object": _OF_OBJECTS}
+_BY_TYPE = {"string": _OF_STRINGS, "number": OF_NUMBERS, "array": _OF_ARRAYS, "object": _OF_OBJECTS}
 _WHOLE = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const")
 _RULING = {*(name for names in _BY_TYPE.values() for name in names), *_WHOLE, "type"}
 _BEYOND = (
     *("not", "if", "then", "else", "contains", "minContains", "maxContains", "propertyNames"),
     *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
     *("additionalItems", "$dynamicRef", "$recursiveRef"),
-)
-_FORMATS = (
-    *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "json-pointer"),
-    *("uri", "uri-reference", "uri-template", "relative-json-pointer"),
 )
 
 
@@ -67,12 +57,12 @@ class _Rewriter:
             return {}
         if not isinstance(node, Mapping):
             reason = "allows nothing" if node is False else "is no schema"
-            raise _refused(at, f"{json.dumps(node)[:60]} {reason}: give an object")
+            raise refused(at, f"{json.dumps(node)[:60]} {reason}: give an object")
         if depth > DEEPEST:
-            raise _refused(at, f"is nested more than {DEEPEST} deep: flatten it")
+            raise refused(at, f"is nested more than {DEEPEST} deep: flatten it")
         for name in _BEYOND:
             if name in node:
-                raise _refused(at, f"{name} cannot be enforced: leave it out")
+                raise refused(at, f"{name} cannot be enforced: leave it out")
         whole = [name for name in _WHOLE if name in node]
         return self._whole(node, whole, at, depth) if whole else self._typed(node, at, depth)
 
@@ -81,18 +71,18 @@ class _Rewriter:
         name = whole[0]
         beside = sorted(key for key in node if key in _RULING and key != name)
         if beside and not (name in ("enum", "const") and beside == ["type"]):
-            raise _refused(at, f"{name} cannot be combined with {' and '.join(beside)}: write them as one")
+            raise refused(at, f"{name} cannot be combined with {' and '.join(beside)}: write them as one")
         if name == "$ref":
             return {"$ref": "#/$defs/" + self._refer(node["$ref"], at, depth)}
         if name in ("enum", "const"):
             return _values(node, name, at)
         branches = node[name]
         if not isinstance(branches, list) or not branches:
-            raise _refused(at, f"{name} is no list of schemas: give at least one")
+            raise refused(at, f"{name} is no list of schemas: give at least one")
         if name == "allOf" and len(branches) > 1:
-            raise _refused(at, "allOf of several schemas cannot be enforced: write them as one")
+            raise refused(at, "allOf of several schemas cannot be enforced: write them as one")
         if name == "oneOf" and not self._exclude_each_other(branches):
-            raise _refused(at, "oneOf has schemas that may both fit: use anyOf, or tell them apart by a const property")
+            raise refused(at, "oneOf has schemas that may both fit: use anyOf, or tell them apart by a const property")
         found = [self._schema(branch, f"{at}/{name}/{i}", depth + 1) for i, branch in enumerate(branches)]
         return found[0] if len(found) == 1 else {"anyOf": found}
 
@@ -109,19 +99,19 @@ class _Rewriter:
         while (target := self._definitions[name].get("$ref")) is not None:
             name = target.removeprefix("#/$defs/")
             if name in seen:
-                raise _refused(pointer, "references lead to nothing but each other: let one of them be a schema")
+                raise refused(pointer, "references lead to nothing but each other: let one of them be a schema")
             seen.add(name)
 
     def _resolve(self, pointer: Any, at: str) -> Any:
         if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
-            raise _refused(at, f"$ref is {json.dumps(pointer)[:60]}: give a pointer into this schema, as #/$defs/name")
+            raise refused(at, f"$ref is {json.dumps(pointer)[:60]}: give a pointer into this schema, as #/$defs/name")
         node = self._root
         for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             try:
                 node = node[_index(key)] if isinstance(node, list) else node[key]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise _refused(at, f"$ref {pointer!r} points nowhere: correct it") from None
+                raise refused(at, f"$ref {pointer!r} points nowhere: correct it") from None
         return node
 
     def _typed(self, node: Mapping[str, Any], at: str, depth: int) -> Schema:
@@ -136,16 +126,16 @@ class _Rewriter:
         if kind == "array":
             return self._array(node, at, depth)
         if kind == "string":
-            return _string(node, at)
-        return _number(kind, node, at) if kind in ("integer", "number") else {"type": kind}
+            return text_schema(node, at)
+        return number_schema(kind, node, at) if kind in ("integer", "number") else {"type": kind}
 
     def _array(self, node: Mapping[str, Any], at: str, depth: int) -> Schema:
         if node.get("uniqueItems"):
-            raise _refused(at, "uniqueItems cannot be enforced: leave it out")
-        schema: Schema = {"type": "array", **_counts(node, ("minItems", "maxItems"), at)}
+            raise refused(at, "uniqueItems cannot be enforced: leave it out")
+        schema: Schema = {"type": "array", **counts(node, ("minItems", "maxItems"), at)}
         if "prefixItems" in node:
             if not isinstance(node["prefixItems"], list):
-                raise _refused(at, "prefixItems is no list: give a list of schemas")
+                raise refused(at, "prefixItems is no list: give a list of schemas")
             places = enumerate(node["prefixItems"])
             schema["prefixItems"] = [self._schema(item, f"{at}/prefixItems/{i}", depth + 1) for i, item in places]
         items = node.get("items", "prefixItems" not in node)
@@ -157,7 +147,7 @@ class _Rewriter:
         more = node.get("additionalProperties", not properties and not patterns)
         _check_object(node, properties, patterns, more, at)
         schema: Schema = {"type": "object", "additionalProperties": False}
-        schema |= _counts(node, ("minProperties", "maxProperties"), at)
+        schema |= counts(node, ("minProperties", "maxProperties"), at)
         schema |= {"required": node["required"]} if "required" in node else {}
         if more is not False:
             schema["additionalProperties"] = self._schema(more, f"{at}/additionalProperties", depth + 1)
@@ -219,10 +209,6 @@ def _is_reference(node: Any) -> bool:
     return isinstance(node, Mapping) and "$ref" in node
 
 
-def _refused(at: str, reason: str) -> AlulaError:
-    return AlulaError(f"structured_outputs.json at {at}: {reason}")
-
-
 def _types(node: Mapping[str, Any], at: str) -> list[str] | None:
     """Types a value may have; where none is given, those that the keywords are about. None: all."""
     if "type" not in node:
@@ -230,97 +216,32 @@ def _types(node: Mapping[str, Any], at: str) -> list[str] | None:
     types = node["type"] if isinstance(node["type"], list) else [node["type"]]
     for kind in types:
         if kind not in _TYPES:
-            raise _refused(at, f"type is {json.dumps(kind)[:60]}: give one of {', '.join(_TYPES)}")
+            raise refused(at, f"type is {json.dumps(kind)[:60]}: give one of {', '.join(_TYPES)}")
     if not types:
-        raise _refused(at, "type is empty: give at least one")
+        raise refused(at, "type is empty: give at least one")
     return types
 
 
 def _values(node: Mapping[str, Any], name: str, at: str) -> Schema:
     values = node[name] if name == "enum" else [node[name]]
     if not isinstance(values, list) or not values:
-        raise _refused(at, "enum is no list of values: give at least one")
-    _check_written(values, name, at)
+        raise refused(at, "enum is no list of values: give at least one")
+    check_written(values, name, at)
     allowed = None if "type" not in node else {*(_types(node, at) or ())}
     for value in values:
         if allowed is not None and not _kinds(value) & allowed:
-            raise _refused(at, f"{name} has {json.dumps(value)[:60]}, which is not of its type: correct one of them")
+            raise refused(at, f"{name} has {json.dumps(value)[:60]}, which is not of its type: correct one of them")
     return {"enum": values}
-
-
-def _string(node: Mapping[str, Any], at: str) -> Schema:
-    schema: Schema = {"type": "string", **_counts(node, ("minLength", "maxLength"), at)}
-    if "pattern" in node:
-        if len(schema) > 1:
-            raise _refused(at, "pattern cannot be combined with a length: write the length as {m,n} in it")
-        if not isinstance(node["pattern"], str):
-            raise _refused(at, "pattern is no text: give a regular expression")
-        field = f"structured_outputs.json at {at}: pattern"
-        return {**schema, "pattern": f"^{rewrite_regex(node['pattern'], field, in_json=True)}$"}
-    if len(schema) == 1 and node.get("format") in _FORMATS:
-        schema["format"] = node["format"]
-    return schema
-
-
-def _number(kind: str, node: Mapping[str, Any], at: str) -> Schema:
-    schema: Schema = {"type": kind, **{name: node[name] for name in _OF_NUMBERS if name in node}}
-    for name, value in schema.items():
-        if name != "type" and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise _refused(at, f"{name} is {json.dumps(value)[:60]}: give a number")
-        if name != "type":
-            _check_written(value, name, at)
-    if "multipleOf" in schema:
-        if kind != "integer" or len(schema) > 2:
-            raise _refused(at, "multipleOf can be enforced for integers without limits only: leave out one of them")
-        factor = schema["multipleOf"] = _whole_number(schema["multipleOf"])
-        if factor is None or not 0 < factor <= LARGEST_FACTOR:
-            raise _refused(at, f"multipleOf can be enforced up to {LARGEST_FACTOR}: give a whole number from 1")
-    return schema
-
-
-def _counts(node: Mapping[str, Any], names: tuple[str, ...], at: str) -> Schema:
-    """Those that are there. The library takes some negative ones for no limit at all."""
-    found: Schema = {}
-    for name in names:
-        if name in node:
-            count = found[name] = _whole_number(node[name])
-            if count is None or count < 0:
-                raise _refused(at, f"{name} is {json.dumps(node[name])[:60]}: give a whole number of at least 0")
-    return found
-
-
-def _whole_number(value: Any) -> int | None:
-    """2.0 is one too, as the standard has it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return int(value) if isinstance(value, int) or value.is_integer() else None
-
-
-def _check_written(value: Any, name: str, at: str) -> None:
-    """The library reads whole numbers beyond 64 bits as fractions, and others than JSON's not at all."""
-    for each in _numbers(value):
-        if isinstance(each, int) and not -(2**63) <= each < 2**63:
-            raise _refused(at, f"{name} holds {str(each)[:60]}: whole numbers can be enforced up to 64 bits")
-        if isinstance(each, float) and not math.isfinite(each):
-            raise _refused(at, f"{name} holds {each}, which is no JSON: give a finite number")
-
-
-def _numbers(value: Any) -> Iterator[int | float]:
-    if isinstance(value, (Mapping, list)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _numbers(each)
-    elif isinstance(value, (int, float)):
-        yield value
 
 
 def _check_object(node: Mapping[str, Any], properties: Schema, patterns: Schema, more: Any, at: str) -> None:
     for name in _names(node, "required"):
         if name not in properties:
-            raise _refused(at, f"required has {name!r}, which properties lack: add it there")
+            raise refused(at, f"required has {name!r}, which properties lack: add it there")
     if patterns and (properties or len(patterns) > 1 or more is not False):
-        raise _refused(at, "patternProperties can be enforced alone and with one pattern only: list the properties")
+        raise refused(at, "patternProperties can be enforced alone and with one pattern only: list the properties")
     if (patterns or more is not False) and node.get("minProperties", 0) not in (0, 1):
-        raise _refused(at, "minProperties above 1 cannot be enforced where names are free: list the properties")
+        raise refused(at, "minProperties above 1 cannot be enforced where names are free: list the properties")
 
 
 def _rewritten_names(patterns: Schema, at: str) -> Schema:
@@ -331,14 +252,14 @@ def _rewritten_names(patterns: Schema, at: str) -> Schema:
 def _map(node: Mapping[str, Any], name: str, at: str) -> Schema:
     value = node.get(name, {})
     if not isinstance(value, dict):
-        raise _refused(at, f"{name} is no object: give schemas by name")
+        raise refused(at, f"{name} is no object: give schemas by name")
     return value
 
 
 def _names(node: Mapping[str, Any], name: str) -> list[str]:
     value = node.get(name, [])
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise _refused("#", f"{name} is no list of names: give a list")
+        raise refused("#", f"{name} is no list of names: give a list")
     return value
 
 
