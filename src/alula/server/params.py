@@ -123,7 +123,7 @@ def _bias(body: GenerationBody) -> dict[int, float]:
 def _processors(service: Service, body: GenerationBody) -> tuple[LogitsProcessor, ...]:
     for name in body.logits_processors or ():
         if name not in service.processors:
-            known = ", ".join(sorted(service.processors)) or "none are registered"
+            known = ", ".join(sorted(service.processors)) or "none: it was started without --logits-processor"
             raise ApiError(
                 400, f"logits_processors names {name!r}: this server knows {known}", param="logits_processors"
             )
