@@ -175,6 +175,10 @@ def test_tokens_are_shaded_by_their_step(visit: Visit) -> None:
     assert lines == ["underline", "none"], "told apart without colours"
 
 
+SHOWN = "[...document.querySelectorAll('#tree g')].filter((node) => getComputedStyle(node).clipPath == 'none')"
+"""Nodes of the tree that can be seen."""
+
+
 def test_steps_by_keyboard_and_their_trees(visit: Visit) -> None:
     page = visit.page
     visit.ask("fly")
@@ -187,10 +191,9 @@ def test_steps_by_keyboard_and_their_trees(visit: Visit) -> None:
         visit.until("#step-title", f"Step {number} of")
         visit.until("#path", f"({len(step['tree']['tokens']) - 1} drafted|Nothing)")
         page.locator("#tree g.node:not(.own)").nth(len(step["tree"]["tokens"]) - 1).wait_for()
-        drawn = page.locator("#tree g").evaluate_all(
-            "found => found.filter((node) => getComputedStyle(node).clipPath == 'none')"
-            ".map((node) => [node.classList[1], +node.dataset.node])"
-        )
+        whole = len(step["tree"]["tokens"]) + step["committed"] - len(step["path"])
+        page.wait_for_function(f"whole => {SHOWN}.length >= whole", arg=whole)
+        drawn = page.evaluate(f"{SHOWN}.map((node) => [node.classList[1], +node.dataset.node])")
         nodes = {kind: [node for own, node in drawn if own == kind] for kind in kinds}
         assert nodes["accepted"] == step["path"]
         assert len(nodes["refused"]) == step["checked"] - len(step["path"])
