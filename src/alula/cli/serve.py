@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from alula.cli.options import ModelOptions
+from alula.config import AlulaError
 from alula.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ class Serve(ServerConfig, ModelOptions):
 
     def run(self) -> int:
         config = ServerConfig(**{field.name: getattr(self, field.name) for field in fields(ServerConfig)})
+        if self.nodes > config.max_speculation_nodes:
+            raise AlulaError(
+                f"nodes is {self.nodes}, but a request may have {config.max_speculation_nodes} at most: lower it, or "
+                "raise max_speculation_nodes"
+            )
         engine_config = self.engine_config(max_num_seqs=self.max_num_seqs, prefix_caching=not self.no_prefix_caching)
         from alula.server.app import build_app
         from alula.server.logs import set_up_logs
