@@ -71,11 +71,10 @@ def show(name: str, seconds: float, bytes_read: float, operations: float, ceilin
 def linear_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[Figure]:
     """Each shape over copies too many for the caches, as in a model."""
     for ins, outs in LAYER_SHAPES + OTHER_SHAPES:
-        size = ins * outs * (17 / 16 if kernels.quantised else dtype.itemsize)
-        copies = max(1, min(LAYERS, int(COPIES_BYTES / size)))
+        copies = max(1, min(LAYERS, int(COPIES_BYTES / (ins * outs * dtype.itemsize))))
         out_dtype = torch.float32 if outs > 4096 else dtype
         linears = [kernels.prepare_linear(torch.randn(outs, ins).to(dtype), out_dtype=out_dtype) for _ in range(copies)]
-        x = torch.randn(rows, ins).to(dtype)
+        x, size = torch.randn(rows, ins).to(dtype), linears[0].nbytes
         seconds = best(partial(multiply_all, kernels, x, linears), repeats) / copies
         yield f"linear {rows} x {ins} -> {outs}", seconds, size, 2.0 * rows * ins * outs
 

@@ -16,12 +16,14 @@ struct Rows {
     bool bf16;
 };
 
-// How a packed weight is stored: linear.h, or quantised.h for int8.
-enum class Format { fp32, bf16, int8 };
+// How a packed weight is stored: linear.h, quantised.h for int8 and q8, nibbles.h for q4. q8 and q4 hold what GGUF
+// files do: q8 is int8 with fp16 scales (Q8_0), q4 has fp16 scales and an fp16 least value (Q4_0, Q4_1).
+enum class Format { fp32, bf16, int8, q8, q4 };
 
-// int8: inputs that share a scale, and the bytes of one such group of 16 outputs, their bf16 scales first.
+// Inputs that share a scale, and the bytes of one such group of 16 outputs.
 constexpr int64_t kGroup = 32;
 constexpr int64_t kGroupBytes = 16 * (2 + kGroup);
+constexpr int64_t kNibbleBytes = 16 * (4 + kGroup / 2);
 
 struct LinearArgs {
     Rows x;
@@ -40,6 +42,16 @@ struct PackArgs {
     Format format;  // of the result: that of the weight, or int8
     void* packed;
     int64_t in, out;
+    int threads;
+};
+
+// A weight that is quantised already: value = scale * number (+ least).
+struct BlockArgs {
+    const void* numbers;            // [out, in]: int8 for q8, bytes of 0 to 15 for q4
+    const uint16_t *scales, *least; // fp16, [out, groups]; least for q4 only
+    Format format;
+    void* packed;
+    int64_t in, out;  // in: a multiple of kGroup
     int threads;
 };
 
@@ -155,6 +167,7 @@ struct VocabularyArgs {
 struct Table {
     const char* name;
     void (*pack)(const PackArgs&);
+    void (*pack_blocks)(const BlockArgs&);
     void (*linear)(const LinearArgs&);
     void (*norm)(const NormArgs&);
     void (*gated)(const GatedArgs&);

@@ -26,6 +26,7 @@ namespace {
 #include "math.h"
 #include "linear.h"
 #include "quantised.h"
+#include "nibbles.h"
 #include "product.h"
 #include "panels.h"
 #include "attention.h"
@@ -47,8 +48,8 @@ namespace {
 #endif
 
 const Table& ALULA_TABLE() {
-    static constexpr Table table{ALULA_NAME, pack,    linear, norm,   gated, rope,      attention,
-                                 stack,      pair, softcap, argmax, topk,  logsumexp, softmax};
+    static constexpr Table table{ALULA_NAME, pack, pack_blocks, linear, norm, gated, rope,      attention,
+                                 stack,      pair, softcap,     argmax, topk, logsumexp, softmax};
     return table;
 }
 

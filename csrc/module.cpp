@@ -39,7 +39,8 @@ std::vector<const Table*> supported_levels() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         found.push_back(&table_avx512());
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&table_avx2());
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        found.push_back(&table_avx2());
 #endif
     found.push_back(&table_portable());
     return found;
@@ -55,14 +56,17 @@ Format format_of(const std::string& name) {
     if (name == "fp32") return Format::fp32;
     if (name == "bf16") return Format::bf16;
     if (name == "int8") return Format::int8;
-    throw std::invalid_argument("format is '" + name + "': give fp32, bf16 or int8");
+    if (name == "q8") return Format::q8;
+    if (name == "q4") return Format::q4;
+    throw std::invalid_argument("format is '" + name + "': give fp32, bf16, int8, q8 or q4");
 }
 
 // Of a packed weight; the same on every level.
 int64_t packed_bytes(const std::string& name, int64_t in, int64_t out) {
     const Format format = format_of(name);
-    const int64_t panels = (out + 15) / 16;
-    if (format == Format::int8) return panels * ((in + kGroup - 1) / kGroup) * kGroupBytes;
+    const int64_t panels = (out + 15) / 16, groups = (in + kGroup - 1) / kGroup;
+    if (format == Format::q4) return panels * groups * kNibbleBytes;
+    if (format == Format::int8 || format == Format::q8) return panels * groups * kGroupBytes;
     return panels * 16 * in * (format == Format::bf16 ? 2 : 4);
 }
 
@@ -91,6 +95,12 @@ class Level {
     void pack(Address weight, bool bf16, const std::string& format, Address packed, int64_t in, int64_t out,
               int threads) const {
         table->pack({at<>(weight), bf16, format_of(format), at<>(packed), in, out, threads});
+    }
+
+    void pack_blocks(Address numbers, Address scales, Address least, const std::string& format, Address packed,
+                     int64_t in, int64_t out, int threads) const {
+        table->pack_blocks({at<>(numbers), at<const uint16_t>(scales), at<const uint16_t>(least), format_of(format),
+                            at<>(packed), in, out, threads});
     }
 
     void norm(Address x, int64_t stride, bool bf16, Address residual, int64_t residual_stride, Address weight,
@@ -361,6 +371,7 @@ NB_MODULE(_native, m) {
     nb::class_<Level>(m, "Level")
         .def(nb::init<const std::string&>())
         .def("pack", &Level::pack, release())
+        .def("pack_blocks", &Level::pack_blocks, release())
         .def("norm", &Level::norm, release())
         .def("gated", &Level::gated, release())
         .def("rope", &Level::rope, release())

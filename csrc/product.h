@@ -1,20 +1,37 @@
 // Products and packing in whatever format the weight is stored. Included by level.cpp only.
 
-// Room for the rows as the product reads them.
+// Room for the rows as the product reads them: widened ones take the most.
 inline int64_t prepared_floats(const LinearArgs& a) {
-    return a.x.bf16 || a.format == Format::int8 ? a.rows * widened_stride(a.in) : 0;
+    const bool as_they_are = a.format == Format::fp32 || a.format == Format::bf16;
+    return a.x.bf16 || !as_they_are ? a.rows * widened_stride(a.in) : 0;
+}
+
+inline void float_product(const LinearArgs& a, float* wide) {
+    if (a.x.bf16) widen_in_team(a, wide);
+    const float* x = a.x.bf16 ? wide : static_cast<const float*>(a.x.data);
+    const int64_t ldx = a.x.bf16 ? widened_stride(a.in) : a.x.stride;
+    a.format == Format::bf16 ? multiply_floats<uint16_t>(a, x, ldx) : multiply_floats<float>(a, x, ldx);
+}
+
+inline void byte_product(const LinearArgs& a, float* wide) {
+    quantise_in_team(a, wide);
+    const QuantisedRows x = quantised_rows(a, wide);
+    a.format == Format::q8 ? multiply_groups<Bytes<true>>(a, x) : multiply_groups<Bytes<false>>(a, x);
+}
+
+inline void nibble_product(const LinearArgs& a, float* wide) {
+    bytes_in_team(a, wide);
+    multiply_groups<Nibbles>(a, byte_rows(a, wide));
 }
 
 // By the threads that call it together, which all return when the product is there. `wide` has prepared_floats(a).
 inline void linear_in_team(const LinearArgs& a, float* wide) {
-    if (a.format == Format::int8) {
-        quantise_in_team(a, wide);
-        multiply_quantised(a, quantised_rows(a, wide));
-    } else {
-        if (a.x.bf16) widen_in_team(a, wide);
-        const float* x = a.x.bf16 ? wide : static_cast<const float*>(a.x.data);
-        const int64_t ldx = a.x.bf16 ? widened_stride(a.in) : a.x.stride;
-        a.format == Format::bf16 ? multiply_floats<uint16_t>(a, x, ldx) : multiply_floats<float>(a, x, ldx);
+    switch (a.format) {
+        case Format::fp32:
+        case Format::bf16: float_product(a, wide); break;
+        case Format::int8:
+        case Format::q8: byte_product(a, wide); break;
+        case Format::q4: nibble_product(a, wide); break;
     }
 #pragma omp barrier
 }
@@ -31,3 +48,5 @@ void pack(const PackArgs& a) {
     else
         a.bf16 ? pack_floats<uint16_t>(a) : pack_floats<float>(a);
 }
+
+void pack_blocks(const BlockArgs& a) { a.format == Format::q4 ? pack_nibbles(a) : pack_bytes(a); }

@@ -1,13 +1,13 @@
-// y = x W^T + b in int8. Included by level.cpp only.
+// y = x W^T + b in whole numbers. Included by level.cpp only.
 //
-// Weight and rows are cut into groups of kGroup inputs, the last one filled up with zeros. A group is stored as whole
+// int8: weight and rows are cut into groups of kGroup inputs, the last one filled up with zeros. A group is stored as whole
 // numbers of -127 to 127 and one scale: the largest magnitude over 127 (in bf16 for weights, before it is divided by; in
 // fp32 for rows). The products of a group add up exactly in int32, in whatever order. A result is one chain of fused
 // multiply-adds over the groups 0, 1, 2, ... of sum * (row scale * weight scale, rounded), then the bias, then one
 // rounding. A group with NaN or infinity has the scale NaN, so all results of such a row (or output) are NaN.
 //
 // Panel p holds, for each group, the scales of outputs 16 p .. 16 p + 15, then pair by pair of inputs both weights of
-// the first output, of the second, and so on.
+// the first output, of the second, and so on. q8 is the same with the numbers (to -128) and fp16 scales of a file.
 
 constexpr int kCountRows = 4;  // rows of a tile: with more, counts do not fit AVX2's registers
 constexpr int64_t kBlockGroups = kInputBlock / kGroup, kScaleBytes = 16 * sizeof(uint16_t);
@@ -83,50 +83,67 @@ inline void add_pair(const int16_t* x, int64_t ldx, const int8_t* w, int64_t pan
     }
 }
 
-// c[r][p] += chain over `groups` groups, for R rows and NP panels; c rows are `ldc` floats apart.
-template <int R, int NP>
-void quantised_tile(QuantisedRows x, const char* w, int64_t panel, int64_t groups, float* c, int64_t ldc,
-                    AheadGroups ahead) {
-    for (int64_t g = 0; g < groups; ++g, w += kGroupBytes, ahead.at += ahead.step) {
-        for (int64_t at = 0; at < ahead.bytes; at += 64) prefetch(ahead.at + at);
-        I count[R][NP];
+// int8, or q8 with `Half` scales; see multiply_groups.
+template <bool Half>
+struct Bytes {
+    using Rows = QuantisedRows;
+    static constexpr int64_t kBytes = kGroupBytes;
+    static constexpr int64_t kRowBytes = 4 + 2 * kGroup;
+
+    static V scales(const char* w) {
+        const uint16_t* at = reinterpret_cast<const uint16_t*>(w);
+        return Half ? load_half(at) : load_packed(at);
+    }
+
+    // c[r][p] += chain over `groups` groups, for R rows and NP panels; c rows are `ldc` floats apart.
+    template <int R, int NP>
+    static void tile(QuantisedRows x, const char* w, int64_t panel, int64_t groups, float* c, int64_t ldc,
+                     AheadGroups ahead) {
+        for (int64_t g = 0; g < groups; ++g, w += kGroupBytes, ahead.at += ahead.step) {
+            for (int64_t at = 0; at < ahead.bytes; at += 64) prefetch(ahead.at + at);
+            I count[R][NP];
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int p = 0; p < NP; ++p) count[r][p] = no_counts();
-        const int8_t* weights = reinterpret_cast<const int8_t*>(w) + kScaleBytes;
+                for (int p = 0; p < NP; ++p) count[r][p] = no_counts();
+            const int8_t* weights = reinterpret_cast<const int8_t*>(w) + kScaleBytes;
 #pragma GCC unroll 4
-        for (int64_t i = 0; i < kGroup; i += 2)
-            add_pair<R, NP>(x.numbers + g * kGroup + i, 2 * x.stride, weights + 16 * i, panel, count);
+            for (int64_t i = 0; i < kGroup; i += 2)
+                add_pair<R, NP>(x.numbers + g * kGroup + i, 2 * x.stride, weights + 16 * i, panel, count);
 #pragma GCC unroll 4
-        for (int p = 0; p < NP; ++p) {
-            const V scale = load_packed(reinterpret_cast<const uint16_t*>(w + p * panel));
+            for (int p = 0; p < NP; ++p) {
+                const V scale = scales(w + p * panel);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) {
-                float* sum = c + r * ldc + 16 * p;
-                store(sum, fma(to_float(count[r][p]), mul(set1(x.scales[r * x.stride + g]), scale), load(sum)));
+                for (int r = 0; r < R; ++r) {
+                    float* sum = c + r * ldc + 16 * p;
+                    const V factor = mul(set1(x.scales[r * x.stride + g]), scale);
+                    store(sum, fma(to_float(count[r][p]), factor, load(sum)));
+                }
             }
         }
     }
-}
+};
 
-using QuantisedTile = void (*)(QuantisedRows, const char*, int64_t, int64_t, float*, int64_t, AheadGroups);
+template <class F>
+using GroupTile = void (*)(typename F::Rows, const char*, int64_t, int64_t, float*, int64_t, AheadGroups);
 
-inline QuantisedTile quantised_tile_function(int rows, bool wide) {
-    static constexpr QuantisedTile single[kCountRows] = {quantised_tile<1, 1>, quantised_tile<2, 1>,
-                                                         quantised_tile<3, 1>, quantised_tile<4, 1>};
-    static constexpr QuantisedTile many[kCountRows] = {
-        quantised_tile<1, panels_for(1)>, quantised_tile<2, panels_for(2)>, quantised_tile<3, panels_for(3)>,
-        quantised_tile<4, panels_for(4)>};
+template <class F>
+GroupTile<F> group_tile(int rows, bool wide) {
+    static constexpr GroupTile<F> single[kCountRows] = {F::template tile<1, 1>, F::template tile<2, 1>,
+                                                        F::template tile<3, 1>, F::template tile<4, 1>};
+    static constexpr GroupTile<F> many[kCountRows] = {
+        F::template tile<1, panels_for(1)>, F::template tile<2, panels_for(2)>, F::template tile<3, panels_for(3)>,
+        F::template tile<4, panels_for(4)>};
     return wide ? many[rows - 1] : single[rows - 1];
 }
 
 // One block of rows times `panels` neighbouring panels. Each tile of rows fetches its part of the panels that follow.
-inline void multiply_quantised_block(const LinearArgs& a, const QuantisedRows& x, int64_t row, int64_t rows,
-                                     int64_t panel, int64_t panels, float* c) {
-    const int64_t ldc = panels * 16, groups = ceil_div(a.in, kGroup), stride = groups * kGroupBytes;
+template <class F>
+void multiply_group_block(const LinearArgs& a, const typename F::Rows& x, int64_t row, int64_t rows, int64_t panel,
+                          int64_t panels, float* c) {
+    const int64_t ldc = panels * 16, groups = ceil_div(a.in, kGroup), stride = groups * F::kBytes;
     const int64_t tiles = ceil_div(rows, kCountRows), blocks = tiles > 1 ? ceil_div(groups, kBlockGroups) : 1;
-    const int64_t step = panels * kGroupBytes, share = ceil_div(step, tiles);
+    const int64_t step = panels * F::kBytes, share = ceil_div(step, tiles);
     const char* w = static_cast<const char*>(a.weight) + panel * stride;
     std::memset(c, 0, sizeof(float) * size_t(rows * ldc));
     for (int64_t block = 0; block < blocks; ++block) {
@@ -134,20 +151,24 @@ inline void multiply_quantised_block(const LinearArgs& a, const QuantisedRows& x
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t low = rows * t / tiles, high = rows * (t + 1) / tiles;
             const AheadGroups ahead{w + panels * stride + begin * step + t * share, step, share};
-            quantised_tile_function(int(high - low), panels > 1)(
-                x.from(row + low, begin), w + begin * kGroupBytes, stride, end - begin, c + low * ldc, ldc, ahead);
+            group_tile<F>(int(high - low), panels > 1)(x.from(row + low, begin), w + begin * F::kBytes, stride,
+                                                       end - begin, c + low * ldc, ldc, ahead);
         }
     }
     finish(a, c, ldc, row, rows, panel, panels);
 }
 
-inline void multiply_quantised(const LinearArgs& a, const QuantisedRows& x) {
-    const int64_t x_bytes = ceil_div(a.in, kGroup) * (4 + 2 * kGroup);
-    share_outputs<kCountRows>(a, x_bytes,
+// F says how rows and a group of the weight are stored: Rows, kRowBytes (of a group of a row), kBytes and tile.
+template <class F>
+void multiply_groups(const LinearArgs& a, const typename F::Rows& x) {
+    share_outputs<kCountRows>(a, ceil_div(a.in, kGroup) * F::kRowBytes,
                               [&](int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums) {
-                                  multiply_quantised_block(a, x, row, rows, panel, panels, sums);
+                                  multiply_group_block<F>(a, x, row, rows, panel, panels, sums);
                               });
 }
+
+// Place of a number among those of its group: its output's lane, and its input.
+inline int64_t pair_place(int64_t lane, int64_t i) { return 16 * (i - i % 2) + 2 * lane + i % 2; }
 
 inline void pack_group(const PackArgs& a, int64_t panel, int64_t group, char* to) {
     uint16_t* scales = reinterpret_cast<uint16_t*>(to);
@@ -161,7 +182,7 @@ inline void pack_group(const PackArgs& a, int64_t panel, int64_t group, char* to
             scale = quantise_group(row, a.bf16, group * kGroup, a.in, true, numbers);
         }
         scales[packed_place(lane)] = to_bf16(scale);
-        for (int64_t i = 0; i < kGroup; ++i) weights[16 * (i - i % 2) + 2 * lane + i % 2] = int8_t(numbers[i]);
+        for (int64_t i = 0; i < kGroup; ++i) weights[pair_place(lane, i)] = int8_t(numbers[i]);
     }
 }
 
@@ -171,4 +192,20 @@ void pack_quantised(const PackArgs& a) {
     for (int64_t p = 0; p < panels; ++p)
         for (int64_t g = 0; g < groups; ++g)
             pack_group(a, p, g, static_cast<char*>(a.packed) + (p * groups + g) * kGroupBytes);
+}
+
+void pack_bytes(const BlockArgs& a) {
+    const int64_t panels = ceil_div(a.out, 16), groups = a.in / kGroup;
+#pragma omp parallel for num_threads(a.threads)
+    for (int64_t p = 0; p < panels; ++p)
+        for (int64_t g = 0; g < groups; ++g) {
+            char* to = static_cast<char*>(a.packed) + (p * groups + g) * kGroupBytes;
+            std::memset(to, 0, size_t(kGroupBytes));
+            for (int64_t lane = 0; lane < smaller(16, a.out - 16 * p); ++lane) {
+                const int64_t output = 16 * p + lane;
+                const int8_t* numbers = static_cast<const int8_t*>(a.numbers) + output * a.in + g * kGroup;
+                reinterpret_cast<uint16_t*>(to)[lane] = a.scales[output * groups + g];
+                for (int64_t i = 0; i < kGroup; ++i) to[kScaleBytes + pair_place(lane, i)] = char(numbers[i]);
+            }
+        }
 }

@@ -5,6 +5,10 @@
 //
 // I is 16 int32 lanes, P two int16 in each of 16 lanes: add_products(a, b, c) adds both products of a lane to c,
 // load_pairs widens 32 int8, store_low_halves takes the low 16 bits of each word.
+//
+// Q is four bytes in each of 16 lanes, S the sums of their products: add_quads(w, x, s) adds those of w (0 to 15) and x
+// (signed), which fit after eight of them. load_nibbles takes lanes 0 to 7 from the low halves of 32 bytes and lanes 8
+// to 15 from the high ones.
 
 
 inline float bits_to_float(uint32_t u) {
@@ -95,6 +99,25 @@ inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline void store_low_halves(int16_t* p, V a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_castps_si512(a.v)));
 }
+inline V load_half(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+struct Q {
+    __m512i v;
+};
+struct S {
+    __m512i v;
+};
+inline S no_sums() { return {_mm512_setzero_si512()}; }
+inline Q load_nibbles(const uint8_t* p) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m512i wide = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
+    return {_mm512_and_si512(wide, _mm512_set1_epi8(15))};
+}
+inline Q set_quads(int32_t quad) { return {_mm512_set1_epi32(quad)}; }
+inline S add_quads(Q w, Q x, S s) { return {_mm512_add_epi16(s.v, _mm512_maddubs_epi16(w.v, x.v))}; }
+inline I to_counts(S s) { return {_mm512_madd_epi16(s.v, _mm512_set1_epi16(1))}; }
 
 #elif defined(ALULA_LEVEL_AVX2)
 
@@ -194,6 +217,37 @@ inline void store_low_halves(int16_t* p, V a) {
                                        _mm256_and_si256(_mm256_castps_si256(a.hi), mask));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
 }
+inline V load_half(const uint16_t* p) {
+    const __m128i* q = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+
+struct Q {
+    __m256i lo, hi;
+};
+struct S {
+    __m256i lo, hi;
+};
+inline S no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Q load_nibbles(const uint8_t* p) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
+}
+inline Q set_quads(int32_t quad) {
+    __m256i v = _mm256_set1_epi32(quad);
+    return {v, v};
+}
+inline S add_quads(Q w, Q x, S s) {
+    s.lo = _mm256_add_epi16(s.lo, _mm256_maddubs_epi16(w.lo, x.lo));
+    asm volatile("" : "+x"(s.lo));
+    s.hi = _mm256_add_epi16(s.hi, _mm256_maddubs_epi16(w.hi, x.hi));
+    asm volatile("" : "+x"(s.hi));
+    return s;
+}
+inline I to_counts(S s) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(s.lo, ones), _mm256_madd_epi16(s.hi, ones)};
+}
 
 #else
 
@@ -292,6 +346,39 @@ inline V to_float(I a) {
 inline void store_low_halves(int16_t* p, V a) {
     for (int i = 0; i < 16; ++i) p[i] = int16_t(float_to_bits(a.v[i]) & 0xffff);
 }
+// fp16 is 5 bits of exponent and 10 of mantissa: moved into place, it is 2 ** 112 too small, infinity and NaN aside.
+inline float from_half(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000u) << 16, rest = uint32_t(h & 0x7fffu) << 13;
+    if (rest >= 0x0f800000u) return bits_to_float(sign | 0x70000000u | rest);
+    return bits_to_float(sign | float_to_bits(bits_to_float(rest) * 0x1p112f));
+}
+inline V load_half(const uint16_t* p) {
+    return each([&](int i) { return from_half(p[i]); });
+}
+
+struct Q {
+    uint8_t v[64];
+};
+using S = I;
+inline S no_sums() { return {}; }
+inline Q load_nibbles(const uint8_t* p) {
+    Q r;
+    for (int i = 0; i < 32; ++i) {
+        r.v[i] = p[i] & 15;
+        r.v[i + 32] = p[i] >> 4;
+    }
+    return r;
+}
+inline Q set_quads(int32_t quad) {
+    Q r;
+    for (int i = 0; i < 16; ++i) std::memcpy(r.v + 4 * i, &quad, 4);
+    return r;
+}
+inline S add_quads(const Q& w, const Q& x, S s) {
+    for (int i = 0; i < 64; ++i) s.v[i / 4] += int32_t(w.v[i]) * int8_t(x.v[i]);
+    return s;
+}
+inline I to_counts(S s) { return s; }
 
 #endif
 

@@ -64,7 +64,7 @@ def test_greedy_text_equals_transformers_in_fp32() -> None:
     assert engine.totals.tau > 1.5
 
 
-@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 6), ("int8", 2)])
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 6), ("int8", 2), ("file", 2)])
 def test_text_does_not_depend_on_the_drafter(dtype: str, count: int) -> None:
     model = load_model("smollm2", dtype=dtype)
     prompts = _prompts(model)[:count]

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from alula.kernels import _native
 from alula.kernels.native import NativeKernels
+from tests.kernels.arithmetic import GROUP, fma, groups_of
 from tests.kernels.sets import DTYPES, LEVELS, kernel_set, same_bits
-
-Floats = NDArray[np.float32]
-GROUP = _native.GROUP
-LEAST = 2.0**-100
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -29,32 +24,6 @@ def int8_set(level: str) -> NativeKernels:
 @pytest.fixture(params=LEVELS)
 def int8(request: pytest.FixtureRequest) -> NativeKernels:
     return int8_set(request.param)
-
-
-def groups_of(rows_RI: torch.Tensor, *, bf16_scale: bool) -> tuple[NDArray[np.int64], Floats]:
-    """Whole numbers [R, G, GROUP] and scales [R, G]."""
-    rows = rows_RI.float().numpy()
-    missing = -rows.shape[1] % GROUP
-    values = np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, GROUP)
-    largest = np.abs(values).max(-1)
-    largest[largest < LEAST] = 0
-    scales = largest / np.float32(127)
-    if bf16_scale:
-        scales = torch.from_numpy(scales).bfloat16().float().numpy()
-    inverse = np.where(scales > 0, np.float32(1) / np.where(scales > 0, scales, 1), 0).astype(np.float32)
-    return np.rint(values * inverse[..., None]).astype(np.int64), scales
-
-
-def fma(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c rounded once; a has 20 bits. The double sum is rounded to odd, so that the second rounding is right."""
-    product, c64 = a.astype(np.float64) * b, c.astype(np.float64)
-    total = product + c64
-    part = total - product
-    error = (product - (total - part)) + (c64 - part)
-    bits = total.view(np.int64)
-    even = (error != 0) & (bits % 2 == 0)
-    bits[even] += np.where(np.sign(error) == np.sign(total), 1, -1)[even]
-    return total.astype(np.float32)
 
 
 def reference(
@@ -139,7 +108,7 @@ def test_rows_may_be_strided(int8: NativeKernels) -> None:
 
 
 def test_it_says_so(int8: NativeKernels) -> None:
-    assert int8.quantised
+    assert int8.weight_format == "int8"
     assert int8.describe()["linear"] == f"int8/{GROUP}"
     packed = int8.prepare_linear(normal(1, 33, 65))
-    assert packed.panels.nbytes == 48 * 96 * 17 // 16  # type: ignore[union-attr]
+    assert packed.nbytes == 48 * 96 * 17 // 16

@@ -10,8 +10,9 @@ import torch
 from alula.cache import KVLayer
 from alula.config import Rope
 from alula.kernels.fused_pair import FusedPair
-from alula.kernels.native import LinearPath, NativeKernels
+from alula.kernels.native import NativeKernels
 from alula.kernels.pair import DraftLayer, PairLayer, SteppedPair
+from alula.kernels.products import LinearPath
 from alula.model.rope import build_rope
 from alula.tree import AttentionInput
 from tests.kernels.sets import DTYPES, LEVELS, same_bits

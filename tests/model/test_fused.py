@@ -12,7 +12,8 @@ import torch
 
 from alula.cache import KVLayer
 from alula.kernels.fused import FusedStack
-from alula.kernels.native import LinearPath, NativeKernels
+from alula.kernels.native import NativeKernels
+from alula.kernels.products import LinearPath
 from alula.kernels.stack import FINAL, Hidden, PreparedStack, Stack, SteppedStack
 from alula.model.decoder import Decoder
 from alula.tree import AttentionInput

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from alula.config import ModelConfig
-
 
 @dataclass(frozen=True)
 class Ceiling:
@@ -29,21 +27,6 @@ class Ceiling:
             "gigabytes_per_second": round(self.bytes_per_second / 1e9, 2),
             "tokens_per_second": round(self.tokens_per_second, 1),
         }
-
-
-_BITS = {"float32": 32, "bfloat16": 16, "int8": 8.5}
-"""Of a weight as stored; in int8, 32 of them share a scale of 16 bits."""
-
-
-def weight_bytes(config: ModelConfig, format: str) -> int:
-    """Bytes of the matrices that one forward reads whole: every layer's and the LM head, not the embedding.
-
-    format: as `LoadedModel.format` names it.
-    """
-    width = config.hidden_size
-    attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * width
-    per_layer = attention + 3 * width * config.intermediate_size
-    return int((config.num_layers * per_layer + config.vocab_size * width) * _BITS[format] / 8)
 
 
 def read_bandwidth(device: torch.device | str = "cpu", *, mebibytes: int = 256, rounds: int = 5) -> float:

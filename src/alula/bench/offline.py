@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alula.bench.ceiling import Ceiling, read_bandwidth, weight_bytes
+from alula.bench.ceiling import Ceiling, read_bandwidth
 from alula.bench.harness import interleave, spread
 from alula.bench.huggingface import HuggingFace, compare_plain, ratio_spread
 from alula.bench.report import bench_report, side_table, spread_line, step_table
@@ -42,7 +42,7 @@ def measure(
 
     config: its prefix cache should be off, or repeats would skip their prompts.
     """
-    ceiling = Ceiling(weight_bytes(session.model.config, session.model.format), read_bandwidth(session.model.device))
+    ceiling = Ceiling(session.model.decoder.weight_bytes, read_bandwidth(session.model.device))
     watch.say(_ceiling_line(ceiling))
     params = replace(params, seed=resolve_seed(params.seed))
     plain, speculative = session.engine("none", config), session.engine(drafter, config)

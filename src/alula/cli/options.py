@@ -38,8 +38,9 @@ class ModelOptions:
     """Levels of the draft tree."""
     branch: int = 3
     """Children tried per node."""
-    dtype: Literal["bf16", "fp32", "int8", "bfloat16", "float32"] = "bf16"
-    """Number format of weights, activations and cache. int8 is for weights, with bf16 for the rest (native kernels)."""
+    dtype: Literal["bf16", "fp32", "int8", "file", "bfloat16", "float32"] = "bf16"
+    """Number format of weights, activations and cache. int8 and file are for weights, with bf16 for the rest (native
+    kernels); file takes the blocks of a GGUF file as they are."""
     threads: int | None = None
     """CPU threads; None leaves torch's choice."""
     kernels: Literal["auto", "native", "torch"] = "auto"

@@ -35,6 +35,18 @@ class Level:
     def pack(
         self, weight: int, bf16: bool, format: str, packed: int, in_features: int, out_features: int, threads: int, /
     ) -> None: ...
+    def pack_blocks(
+        self,
+        numbers: int,
+        scales: int,
+        least: int,
+        format: str,
+        packed: int,
+        in_features: int,
+        out_features: int,
+        threads: int,
+        /,
+    ) -> None: ...
     def norm(
         self,
         x: int,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from alula.kernels.blocks import BLOCK, BlockWeight
 from alula.kernels.protocol import RopeTable
 
 if TYPE_CHECKING:
@@ -40,6 +41,26 @@ def check_weight(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         )
     if bias_O is not None and tuple(bias_O.shape) != (weight_OI.shape[0],):
         raise ValueError(f"bias has shape {tuple(bias_O.shape)}: give one value per output, [{weight_OI.shape[0]}]")
+
+
+def check_blocks(weight: BlockWeight, bias_O: torch.Tensor | None) -> None:
+    (outs, ins), q4 = weight.shape, weight.format == "q4"
+    numbers = torch.uint8 if q4 else torch.int8
+    if ins % BLOCK or weight.numbers_OI.dtype != numbers:
+        raise ValueError(
+            f"weight has {weight.numbers_OI.dtype} numbers of shape {(outs, ins)}: give {numbers} ones, with inputs a "
+            f"multiple of {BLOCK}"
+        )
+    if q4 != (weight.least_OG is not None):
+        raise ValueError(f"weight is {weight.format}: give least values for q4, and none for q8")
+    for halves in (weight.scales_OG, weight.least_OG):
+        if halves is not None and (halves.dtype != torch.float16 or tuple(halves.shape) != (outs, ins // BLOCK)):
+            raise ValueError(
+                f"weight has {halves.dtype} scales or least values of shape {tuple(halves.shape)}: give float16, one "
+                f"per group, {(outs, ins // BLOCK)}"
+            )
+    if bias_O is not None and tuple(bias_O.shape) != (outs,):
+        raise ValueError(f"bias has shape {tuple(bias_O.shape)}: give one value per output, [{outs}]")
 
 
 def check_activation(gate_up: torch.Tensor, activation: str) -> None:

@@ -7,11 +7,12 @@ depends on the row's own values only. This module checks arguments and hands add
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import torch  # brings the OpenMP runtime that _native uses, so it must come first
 
 from alula.kernels import _native
+from alula.kernels.blocks import BlockWeight
 from alula.kernels.checks import (
     FLOATS,
     check_activation,
@@ -21,14 +22,14 @@ from alula.kernels.checks import (
     check_rope,
     check_rows,
     check_slots,
-    check_weight,
     check_where,
 )
 from alula.kernels.fused import FusedStack
 from alula.kernels.fused_pair import FusedPair
-from alula.kernels.packed import NativeLinear, pack
-from alula.kernels.padded import PaddedLinear, RowProbe, aligned
+from alula.kernels.packed import NativeLinear
+from alula.kernels.padded import PaddedLinear
 from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
+from alula.kernels.products import LinearPath, Products
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
@@ -37,17 +38,12 @@ if TYPE_CHECKING:
     from alula.tree import AttentionInput
 
 BF16 = torch.bfloat16
-LinearPath = Literal["auto", "native", "torch", "int8"]
 
 
 class NativeKernels:
     """Implements `protocol.Kernels` for CPU tensors.
 
-    level: `avx512`, `avx2`, `portable`, or None for the fastest this CPU has.
-    linear: which matrix product bf16 results use: `native`, `torch` (probed row padding), or `auto`: torch's where
-        it reports native bf16 support. Products with fp32 results, LM heads among them, are native in any case,
-        since torch would round them to bf16. `int8`: all products are native ones of whole numbers (csrc/quantised.h),
-        with weights and rows rounded in groups of 32 inputs.
+    level: `avx512`, `avx2`, `portable`, or None for the fastest this CPU has. linear: see `Products`.
     """
 
     name = "native"
@@ -58,22 +54,14 @@ class NativeKernels:
         self.level_name = level or levels[0]
         if self.level_name not in levels:
             raise ValueError(f"level is {level!r}: this CPU has {', '.join(levels)}")
-        if linear not in get_args(LinearPath):
-            raise ValueError(f"linear is {linear!r}: give {', '.join(map(repr, get_args(LinearPath)))}")
         self.level = _native.Level(self.level_name)
-        self.probe = RowProbe()
-        self.torch_linear = linear == "torch" or (linear == "auto" and _torch_multiplies_bf16())
-        self.quantised = linear == "int8"
+        self.products = Products(self.level, linear)
+        self.weight_format = self.products.weight_format
         self._where: tuple[AttentionInput, _native.Where] | None = None
 
     def describe(self) -> Numerics:
         threads = torch.get_num_threads()
-        return {"set": self.name, "level": self.level_name, "linear": self._linear_path(), "threads": threads}
-
-    def _linear_path(self) -> str:
-        if self.quantised:
-            return f"int8/{_native.GROUP}"
-        return f"torch ({self.probe.report()})" if self.torch_linear else "native"
+        return {"set": self.name, "level": self.level_name, "linear": self.products.describe(), "threads": threads}
 
     def release_threads(self) -> None:
         _native.release_threads()
@@ -81,11 +69,12 @@ class NativeKernels:
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> NativeLinear | PaddedLinear:
-        check_weight(weight_OI, bias_O)
-        out = out_dtype or weight_OI.dtype
-        if self.torch_linear and weight_OI.dtype == out == BF16:
-            return PaddedLinear(aligned(weight_OI), None if bias_O is None else bias_O.to(BF16), out)
-        return pack(self.level, weight_OI, bias_O, out, quantised=self.quantised)
+        return self.products.prepare(weight_OI, bias_O, out_dtype or weight_OI.dtype)
+
+    def prepare_blocks(
+        self, weight: BlockWeight, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype
+    ) -> NativeLinear:
+        return self.products.prepare_blocks(weight, bias_O, out_dtype)
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
         linears = [_native_linears(layer.linears) for layer in stack.layers]
@@ -100,17 +89,7 @@ class NativeKernels:
 
     def linear(self, x_TI: torch.Tensor, linear: Linear) -> torch.Tensor:
         check_rows("x", x_TI, linear.in_features)
-        if isinstance(linear, NativeLinear):
-            rows = len(x_TI)
-            y_TO = torch.empty((rows, linear.out_features), dtype=linear.out_dtype)
-            if rows:
-                linear.packed.multiply(
-                    x_TI.data_ptr(), x_TI.stride(0), x_TI.dtype == BF16, rows, y_TO.data_ptr(), torch.get_num_threads()
-                )
-            return y_TO
-        if isinstance(linear, PaddedLinear):
-            return self.probe.linear(x_TI.to(linear.weight_OI.dtype), linear).to(linear.out_dtype)
-        raise ValueError("linear was prepared by another kernel set: prepare it with this one")
+        return self.products.multiply(x_TI, linear)
 
     def rms_norm(
         self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, round_last: bool = False
@@ -337,9 +316,3 @@ def _is_bf16(x: torch.Tensor) -> bool:
     if x.dtype not in FLOATS:
         raise ValueError(f"dtype is {x.dtype}: give float32 or bfloat16")
     return x.dtype == BF16
-
-
-def _torch_multiplies_bf16() -> bool:
-    """Whether this CPU multiplies bf16 natively under torch, which then beats widening to fp32."""
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(supported and supported())

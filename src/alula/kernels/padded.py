@@ -38,6 +38,10 @@ class PaddedLinear:
     def out_features(self) -> int:
         return self.weight_OI.shape[0]
 
+    @property
+    def nbytes(self) -> int:
+        return self.weight_OI.nbytes
+
 
 _Shape = tuple[int, int, torch.dtype, str, int, int]
 

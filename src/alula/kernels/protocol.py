@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     import torch
 
     from alula.cache.pool import KVLayer
+    from alula.kernels.blocks import BlockWeight
     from alula.kernels.pair import PairLayer, PreparedPair
     from alula.kernels.stack import PreparedStack, Stack
     from alula.tree import AttentionInput
 
 Activation = Literal["silu", "gelu_tanh"]
 Numerics = dict[str, str | int | bool]
+WeightFormat = Literal["int8", "file"]
+"""int8: weights are rounded when they are prepared. file: the same, but for those that come as `BlockWeight`."""
 
 
 class Linear(Protocol):
@@ -29,6 +32,11 @@ class Linear(Protocol):
 
     @property
     def out_features(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weight, as every product reads it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,8 @@ class Kernels(Protocol):
     def row_invariant(self) -> bool: ...
 
     @property
-    def quantised(self) -> bool:
-        """Whether weights become int8 when they are prepared."""
+    def weight_format(self) -> WeightFormat | None:
+        """How weights are quantised; None where they stay as they are given."""
         ...
 
     def describe(self) -> Numerics:
@@ -91,6 +99,12 @@ class Kernels(Protocol):
         out_dtype: dtype of the results; None is the weight's dtype. LM heads ask for fp32: the accumulated
         value, unrounded.
         """
+        ...
+
+    def prepare_blocks(
+        self, weight: BlockWeight, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype
+    ) -> Linear:
+        """Pack a weight that is quantised already, as it is. For `weight_format` file; other sets raise ValueError."""
         ...
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:

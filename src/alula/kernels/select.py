@@ -12,9 +12,11 @@ from alula.kernels.protocol import Kernels
 if TYPE_CHECKING:
     import torch
 
-    from alula.kernels.native import LinearPath
+    from alula.kernels.products import LinearPath
 
 NAMES = ("auto", "native", "torch")
+QUANTISED = ("int8", "file")
+"""Paths of weights that are quantised."""
 LEVEL_VARIABLE = "ALULA_CPU_LEVEL"
 
 
@@ -29,15 +31,15 @@ def load_kernels(
 
     auto is native on a CPU where the extension was built, else torch. level and linear are for the native set (see
     `NativeKernels`); the environment variable ALULA_CPU_LEVEL names a level too. Raises AlulaError for an unknown name,
-    path or level, for native on another device or without the extension, and for linear `int8` with other kernels.
+    path or level, for native on another device or without the extension, and for quantised weights with other kernels.
     """
     if name not in NAMES:
         raise AlulaError(f"kernels is {name!r}: give one of {', '.join(NAMES)}")
     on_cpu = str(device).split(":")[0] == "cpu"
-    if linear == "int8" and (name == "torch" or not on_cpu):
+    if linear in QUANTISED and (name == "torch" or not on_cpu):
         raise AlulaError(
-            f"int8 is there in the native kernels on the CPU only, not in kernels {name!r} on {device}: give these, or "
-            "dtype bfloat16"
+            f"{linear} is there in the native kernels on the CPU only, not in kernels {name!r} on {device}: give "
+            "these, or dtype bfloat16"
         )
     if name == "native" and not on_cpu:
         raise AlulaError(f"kernels 'native' run on the CPU, not on {device}: give kernels 'torch'")
@@ -52,8 +54,8 @@ def _native(name: str, level: str | None, linear: LinearPath) -> Kernels:
     try:
         from alula.kernels.native import NativeKernels
     except ImportError as error:
-        if name == "native" or linear == "int8":
-            mend = "or give dtype bfloat16" if linear == "int8" else "or give 'torch'"
+        if name == "native" or linear in QUANTISED:
+            mend = "or give dtype bfloat16" if linear in QUANTISED else "or give 'torch'"
             raise AlulaError(f"kernels 'native' were not built ({error}): reinstall alula, {mend}") from error
         from alula.kernels.torch_reference import TorchKernels
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from alula.kernels import _native, exact
+from alula.kernels.blocks import BlockWeight
 from alula.kernels.checks import (
     check_activation,
     check_attention,
@@ -23,7 +24,7 @@ from alula.kernels.checks import (
 )
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
-from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
+from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable, WeightFormat
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class TorchKernels:
 
     name = "torch"
     row_invariant = True
-    quantised = False
+    weight_format: WeightFormat | None = None
 
     def __init__(self) -> None:
         self.probe = RowProbe()
@@ -61,6 +62,11 @@ class TorchKernels:
         dtype = torch.float32 if out == torch.float32 else weight_OI.dtype
         bias_O = None if bias_O is None else bias_O.to(dtype)
         return PaddedLinear(aligned(weight_OI.to(dtype)), bias_O, out)
+
+    def prepare_blocks(
+        self, weight: BlockWeight, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype
+    ) -> PaddedLinear:
+        raise ValueError("the torch kernels multiply floats only: give the weight's values")
 
     def prepare_stack(self, stack: Stack) -> PreparedStack:
         return SteppedStack(self, stack)

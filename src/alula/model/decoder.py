@@ -17,7 +17,7 @@ from alula.kernels.stack import FINAL, Hidden, Stack
 from alula.model.layers import (
     EMBEDDING,
     FINAL_NORM,
-    LM_HEAD,
+    Blocks,
     LayerBuilder,
     Tensors,
 )
@@ -32,7 +32,8 @@ class Decoder:
     """A decoder-only transformer: Llama, Mistral, Qwen 2 and 3, Gemma 3 (text).
 
     tensors: weights by Hugging Face name, already checked against `expected_shapes`; each is read once and
-    may be dropped afterwards. max_positions: longest sequence in tokens, None for the model's own limit.
+    may be dropped afterwards. blocks: the same weights as a quantised file holds them, used where the kernels' weight
+    format is `file`. max_positions: longest sequence in tokens, None for the model's own limit.
     Raises AlulaError for a limit the model does not have.
     """
 
@@ -45,6 +46,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         max_positions: int | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         limit = config.max_position_embeddings
         self.config, self.kernels, self.dtype, self.device = (
@@ -57,12 +59,9 @@ class Decoder:
         if not 1 <= self.max_positions <= limit:
             raise AlulaError(f"max_model_len is {max_positions}: give 1 to {limit}, the model's context limit")
         self.kv_shapes = (KVShape(config.num_kv_heads, config.head_dim),) * config.num_layers
-        build = LayerBuilder(config, tensors, kernels, dtype, self.device)
+        build = LayerBuilder(config, tensors, kernels, dtype, self.device, blocks)
         self.embedding_VD = build.tensor(EMBEDDING)
-        self.lm_head = kernels.prepare_linear(
-            self.embedding_VD if config.tied_head else build.tensor(LM_HEAD),
-            out_dtype=torch.float32,
-        )
+        self.lm_head = build.head()
         ropes = {
             rope: build_rope(rope, config.head_dim, self.max_positions + DRAFT_MARGIN, self.device)
             for rope in {config.layer_rope(index) for index in range(config.num_layers)}
@@ -81,6 +80,11 @@ class Decoder:
             )
         )
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=self.device)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the matrices that every forward reads whole: the layers' and the LM head, not the embedding."""
+        return self.lm_head.nbytes + sum(linear.nbytes for layer in self._layers for linear in layer.linears)
 
     @property
     def rope(self) -> RopeTable:

@@ -77,6 +77,11 @@ class GgufFile:
             result[start : start + step] = torch.from_numpy(part.copy()).view(-1, shape[-1])
         return result.view(shape)
 
+    def stored(self, name: str) -> tuple[torch.Tensor, str]:
+        """Rows of bytes as they lie in the file, in GGUF's own layout, and the name of their type."""
+        tensor = self._tensors[name]
+        return torch.from_numpy(tensor.data.copy()), tensor.tensor_type.name
+
     def _check(self, size: int) -> None:
         for name, tensor in self._tensors.items():
             if tensor.tensor_type.name not in TYPES:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from alula.config import AlulaError, ModelConfig
+from alula.kernels.blocks import BlockWeight
 from alula.kernels.protocol import HeadNorm, Kernels, Linear, RopeTable
 from alula.kernels.stack import Layer
 
@@ -23,6 +24,14 @@ class Tensors(Protocol):
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor of that name, on the CPU, in the dtype it is stored in."""
+        ...
+
+
+class Blocks(Protocol):
+    """Where weights are read from that are quantised already."""
+
+    def get(self, names: Sequence[str]) -> BlockWeight | None:
+        """The tensors of these names, on the same input, as one; None where they are not quantised alike."""
         ...
 
 
@@ -85,9 +94,10 @@ class LayerBuilder:
         kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
+        blocks: Blocks | None,
     ) -> None:
         self._config, self._tensors, self._kernels = config, tensors, kernels
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._blocks = dtype, device, blocks
 
     def tensor(self, name: str) -> torch.Tensor:
         """A copy in the model dtype; the file it came from may be closed."""
@@ -101,10 +111,12 @@ class LayerBuilder:
 
     def linear(self, names: Sequence[str], biased: bool) -> Linear:
         """Linears on the same input, fused into one."""
-        weights = [self._read(f"{name}.weight") for name in names]
-        weight_OI = torch.cat(weights).to(self._device, self._dtype, copy=len(weights) == 1)
         bias_O = torch.cat([self.tensor(f"{name}.bias") for name in names]) if biased else None
-        return self._kernels.prepare_linear(weight_OI, bias_O)
+        return self._prepared([f"{name}.weight" for name in names], bias_O, self._dtype)
+
+    def head(self) -> Linear:
+        """The LM head, with fp32 results."""
+        return self._prepared([EMBEDDING if self._config.tied_head else LM_HEAD], None, torch.float32)
 
     def layer(self, index: int, rope: RopeTable) -> Layer:
         config, prefix = self._config, f"model.layers.{index}"
@@ -126,6 +138,15 @@ class LayerBuilder:
             down=self.linear([f"{prefix}.mlp.down_proj"], config.mlp_bias),
             mlp_output_norm_D=self.norm(f"{prefix}.post_feedforward_layernorm.weight") if sandwich else None,
         )
+
+    def _prepared(self, names: Sequence[str], bias_O: torch.Tensor | None, out_dtype: torch.dtype) -> Linear:
+        """Quantised as in the file, where the kernels can and the tensors are."""
+        weights = [self._read(name) for name in names]
+        blocks = None if self._blocks is None else self._blocks.get(names)
+        if blocks is not None:
+            return self._kernels.prepare_blocks(blocks, bias_O, out_dtype=out_dtype)
+        weight_OI = torch.cat(weights).to(self._device, self._dtype, copy=len(weights) == 1)
+        return self._kernels.prepare_linear(weight_OI, bias_O, out_dtype=out_dtype)
 
     def _read(self, name: str) -> torch.Tensor:
         """A tensor as stored. Raises AlulaError for one with NaN or infinity, of which kernels promise nothing.

@@ -13,12 +13,14 @@ from alula.config import AlulaError, ModelConfig
 from alula.kernels.protocol import Kernels
 from alula.kernels.select import load_kernels
 from alula.model.decoder import Decoder
+from alula.model.gguf_blocks import GgufBlocks
 from alula.model.hf_config import read_hf_config
-from alula.model.layers import EMBEDDING, LM_HEAD
+from alula.model.layers import EMBEDDING, LM_HEAD, Blocks
 from alula.model.weights import TensorFolder, check_tensors, hash_files, hash_tensor
 from alula.text import Tokenizer
 
 if TYPE_CHECKING:
+    from alula.kernels.products import LinearPath
     from alula.model.sources import Checkpoint
 
 DTYPES = {
@@ -27,8 +29,12 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
     "int8": torch.bfloat16,
+    "file": torch.bfloat16,
 }
-"""Of activations and the cache. int8 is a format of weights, and the rest is bfloat16 then."""
+"""Of activations and the cache. int8 and file are formats of weights, and the rest is bfloat16 then."""
+
+_LINEAR: dict[str | torch.dtype, LinearPath] = {"int8": "int8", "file": "file"}
+"""Products of the formats of weights."""
 
 MOST_THREADS = 1024
 """Far more than any machine gains from; OpenMP dies without a word at counts that it cannot serve."""
@@ -39,7 +45,7 @@ class Identity:
     """What a head was trained for: SHA-256 of each part of the target.
 
     weights: of the file or files as the user has them, whatever dtype they are run in. embedding, lm_head: of
-    the values rounded to bf16. dtype: the numeric format in use, `float32`, `bfloat16` or `int8`.
+    the values rounded to bf16. dtype: the numeric format in use, `float32`, `bfloat16`, `int8` or `file`.
     """
 
     weights: str
@@ -70,13 +76,13 @@ class LoadedModel:
 
     @property
     def format(self) -> str:
-        """The numeric format in use: `int8` where weights are, else the dtype."""
-        return "int8" if self.kernels.quantised else str(self.dtype).removeprefix("torch.")
+        """The numeric format in use: of the weights, `int8` or `file`, where they are quantised, else the dtype."""
+        return self.kernels.weight_format or str(self.dtype).removeprefix("torch.")
 
     @property
     def feature_identity(self) -> dict[str, str]:
         """What decides the features, besides their dtype and which ones they are."""
-        return {"weights": self.weights_hash} | ({"format": self.format} if self.kernels.quantised else {})
+        return {"weights": self.weights_hash} | ({"format": self.format} if self.kernels.weight_format else {})
 
     @cached_property
     def weights_hash(self) -> str:
@@ -107,7 +113,7 @@ def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
     if isinstance(name, torch.dtype) and name in DTYPES.values():
         return name
     if name not in DTYPES:
-        raise AlulaError(f"dtype is {name!r}: give 'bfloat16', 'float32' or 'int8'")
+        raise AlulaError(f"dtype is {name!r}: give 'bfloat16', 'float32', 'int8' or 'file'")
     return DTYPES[str(name)]
 
 
@@ -131,12 +137,22 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return where
 
 
-def _kernels(kernels: str | Kernels, device: torch.device, quantised: bool) -> Kernels:
+def _kernels(kernels: str | Kernels, device: torch.device, dtype: str | torch.dtype) -> Kernels:
     if isinstance(kernels, str):
-        return load_kernels(kernels, device, linear="int8" if quantised else "auto")
-    if quantised and not kernels.quantised:
-        raise AlulaError(f"dtype is 'int8', which the kernels given ({kernels.name}) do not do: give kernels by name")
+        return load_kernels(kernels, device, linear=_LINEAR.get(dtype, "auto"))
+    if dtype in _LINEAR and kernels.weight_format != dtype:
+        raise AlulaError(
+            f"dtype is {dtype!r}, which the kernels given ({kernels.name}) do not do: give kernels by name"
+        )
     return kernels
+
+
+def _blocks(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels) -> Blocks | None:
+    if kernels.weight_format != "file":
+        return None
+    if checkpoint.gguf is None:
+        raise AlulaError(f"dtype is 'file', and {checkpoint.folder} is no GGUF file: give dtype int8 or bfloat16")
+    return GgufBlocks(checkpoint.gguf, config)
 
 
 def load_model(
@@ -151,20 +167,22 @@ def load_model(
     """Find, convert where needed, check and load a model.
 
     name: `smollm2`, a Hugging Face folder or hub id, or a GGUF file. dtype: of weights, activations and cache; `int8`
-    is for weights, with bfloat16 for the rest, on native kernels. max_len: longest sequence in tokens, None for the
+    is for weights, with bfloat16 for the rest, on native kernels; `file` likewise, and the 4 and 8 bit blocks of a GGUF
+    file stay as they are. max_len: longest sequence in tokens, None for the
     model's own limit. progress: show bars on stderr; None shows them on a terminal.
     Raises AlulaError for anything that cannot be found, read or run.
     """
     from alula.model.sources import resolve
 
     chosen, where = resolve_dtype(dtype), resolve_device(device)
-    kernel_set = _kernels(kernels, where, quantised=dtype == "int8")
+    kernel_set = _kernels(kernels, where, dtype)
     checkpoint = resolve(name, chosen, progress=progress)
     config = read_hf_config(checkpoint.folder)
     tensors = TensorFolder(checkpoint.folder)
     check_tensors(tensors, config)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    decoder = Decoder(config, tensors, kernel_set, dtype=chosen, device=where, max_positions=max_len)
+    blocks = _blocks(checkpoint, config, kernel_set)
+    decoder = Decoder(config, tensors, kernel_set, dtype=chosen, device=where, max_positions=max_len, blocks=blocks)
     eos_ids = config.eos_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
     return LoadedModel(
         str(name),

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder in Hugging Face's layout. source_hash: SHA-256 of the file it was converted from, if any."""
+    """A folder in Hugging Face's layout. gguf: the file it was converted from, if any; source_hash: its SHA-256."""
 
     folder: Path
     source_hash: str | None = None
+    gguf: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def resolve(name: str | Path, dtype: torch.dtype, *, progress: bool | None = Non
 def _convert(gguf: Path, digest: str, dtype: torch.dtype, progress: bool | None) -> Checkpoint:
     from alula.model.gguf import converted
 
-    return Checkpoint(converted(gguf, digest, dtype, progress), digest)
+    return Checkpoint(converted(gguf, digest, dtype, progress), digest, gguf)
 
 
 def _download(name: str) -> Path:
