@@ -1,0 +1,49 @@
+"""benchmarks/peers/speed.py: engines as they are named, its figures, and a run with real workers on a tiny file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from speed import Spec, main, speeds
+
+from alula.config import AlulaError
+from tests.model.gguf_files import write_model
+from tests.model.test_gguf import model
+
+
+def test_engines_are_named_with_their_python_and_settings() -> None:
+    spec = Spec.parse("llama_cpp@/envs/llama/bin/python:lookup=4,n_ctx=512")
+    assert (spec.kind, spec.python) == ("llama_cpp", "/envs/llama/bin/python")
+    assert spec.settings == {"lookup": "4", "n_ctx": "512"}
+    assert spec.label == "llama_cpp lookup=4 n_ctx=512"
+    with pytest.raises(AlulaError, match="give name=value"):
+        Spec.parse("alula:fast")
+
+
+def test_speeds_of_a_prompt_are_medians_of_its_rounds() -> None:
+    rounds = [{"tokens": 11, "seconds": seconds, "first": 1.0} for seconds in (2.0, 3.0, 11.0)]
+    assert speeds(rounds) == (11 / 3, 5.0)
+    assert speeds([{"tokens": 1, "seconds": 2.0, "first": 2.0}]) == (0.5, 0.5)
+
+
+def test_a_run_with_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
+    path = write_model(tmp_path / "m.gguf", model(), "llama", kind="Q4_1")
+    options = ["--gguf", str(path), "--limit", "1", "--rounds", "2", "--max-tokens", "6", "--threads", "1"]
+    engines = ["alula:dtype=file", "alula:dtype=fp32,drafter=ngram,nodes=3"]
+    assert main([*engines, *options, "--output", str(tmp_path / "out")]) == 0
+    report = json.loads((tmp_path / "out" / "peers.json").read_text())
+    assert [row["engine"] for row in report["engines"]] == [
+        "alula dtype=file",
+        "alula dtype=fp32 drafter=ngram nodes=3",
+    ]
+    assert report["engines"][0]["ratio_to_first"]["median"] == 1.0
+    assert [len(rounds) for engine in report["runs"] for rounds in engine] == [2, 2]
+    assert all(run["first"] <= run["seconds"] for engine in report["runs"] for rounds in engine for run in rounds)
+    assert (tmp_path / "out" / "peers.md").read_text() in capsys.readouterr().out
+    assert main(["unheard_of", *options, "--output", str(tmp_path / "out")]) == 2
+    assert "ended without an answer" in capsys.readouterr().err
