@@ -103,6 +103,7 @@ def test_bad_arguments_are_named(tmp_path: Path, load_folder: Callable[..., Any]
     outside = replace(where, slots_T=where.slots_T + SLOTS)
     narrow = [KVLayer(layer.keys[..., :4].contiguous(), layer.values[..., :4].contiguous()) for layer in cache]
     mixed = [*cache[:-1], KVLayer(cache[-1].keys.bfloat16(), cache[-1].values.bfloat16())]
+    decoder.forward(tokens, where, cache)  # a cache that was right does not vouch for another one
     for message, arguments in {
         "rope table": (tokens, far, cache),
         "outside the cache": (tokens, outside, cache),

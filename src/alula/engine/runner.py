@@ -45,7 +45,8 @@ class Runner:
         asked = [span.chunk if _wants_prompt_logits(item) else 0 for item, span in pairs]
         rows = [row for span in packed.spans for row in span.tree]
         rows += [span.start + i for span, count in zip(packed.spans, asked, strict=True) for i in range(count)]
-        logits = self._decoder.logits(hidden.final_TD[rows])
+        final_TD = hidden.final_TD
+        logits = self._decoder.logits(final_TD if rows == list(range(len(final_TD))) else final_TD[rows])
         tree_rows = sum(span.nodes for span in packed.spans)
         return Scored(
             logits_RV=logits[:tree_rows],

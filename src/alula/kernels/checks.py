@@ -79,10 +79,10 @@ def check_layer(layer: KVLayer) -> None:
         raise ValueError("layer holds strided keys or values: make them contiguous")
 
 
-def check_slots(highest: int, layer: KVLayer) -> None:
+def check_slots(highest: int, slots: int) -> None:
     """The highest slot that is read or written lies in the cache."""
-    if highest >= len(layer.keys):
-        raise ValueError(f"slot {highest} is outside the cache of {len(layer.keys)}: widen the cache")
+    if highest >= slots:
+        raise ValueError(f"slot {highest} is outside the cache of {slots}: widen the cache")
 
 
 def check_attention_width(layer: KVLayer, groups: int, head_dim: int) -> None:

@@ -5,6 +5,8 @@ Between steps the threads stay together, so nothing is woken or put to sleep. Th
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,6 +45,33 @@ class Widths:
         return cls(qkv.out_dtype, down.out_features, down.in_features, groups, head_dim)
 
 
+@dataclass(frozen=True)
+class Caches:
+    """The cache of every layer, once it has been checked: addresses, slots and dtype. Does not keep it alive."""
+
+    layers: tuple[weakref.ref[KVLayer], ...]
+    keys: list[int]
+    values: list[int]
+    slots: int
+    bf16: bool
+
+    @classmethod
+    def of(cls, layers: Sequence[KVLayer], widths: Widths) -> Caches:
+        """Raises ValueError for layers that differ, are strided, or do not have the widths."""
+        for cache in layers:
+            check_layer(cache)
+            check_attention_width(cache, widths.groups, widths.head_dim)
+            if cache.keys.dtype != layers[0].keys.dtype or len(cache.keys) != len(layers[0].keys):
+                raise ValueError("caches have several dtypes or sizes: give one")
+        keys, values = ([getattr(layer, part).data_ptr() for layer in layers] for part in ("keys", "values"))
+        known = tuple(weakref.ref(layer) for layer in layers)
+        return cls(known, keys, values, len(layers[0].keys), layers[0].keys.dtype == torch.bfloat16)
+
+    def are(self, layers: Sequence[KVLayer]) -> bool:
+        """Whether these are the layers that were checked."""
+        return len(layers) == len(self.layers) and all(map(operator.is_, (ref() for ref in self.layers), layers))
+
+
 class FusedStack:
     """A `PreparedStack`. All products are native ones, with results in the dtype of their weights.
 
@@ -56,6 +85,7 @@ class FusedStack:
         self._widths = Widths.of(linears[0], stack.layers[0].rope)
         self._positions = min(len(layer.rope.cos_MK) for layer in stack.layers)
         self._norms = [weight for layer in stack.layers for weight in _norms(layer)] + [stack.final_norm_D]
+        self._caches: Caches | None = None
         check_same("norms", [weight for weight in self._norms if weight is not None])
         self._native = _native.Stack(
             level,
@@ -104,7 +134,9 @@ class FusedStack:
     ) -> Hidden:
         """See `PreparedStack`."""
         resolved = self._resolve(where)
-        self._check(embedded_TD, where, resolved, caches)
+        self._check(embedded_TD, where, resolved)
+        cache = self._checked(caches)
+        check_slots(resolved.highest_slot, cache.slots)
         rows = len(embedded_TD)
         residual_TD = embedded_TD.clone(memory_format=torch.contiguous_format)
         final_TD = torch.empty_like(residual_TD)
@@ -114,9 +146,9 @@ class FusedStack:
                 resolved,
                 residual_TD.data_ptr(),
                 final_TD.data_ptr(),
-                [cache.keys.data_ptr() for cache in caches],
-                [cache.values.data_ptr() for cache in caches],
-                caches[0].keys.dtype == torch.bfloat16,
+                cache.keys,
+                cache.values,
+                cache.bf16,
                 where.positions_T.data_ptr(),
                 where.slots_T.data_ptr(),
                 list(taps),
@@ -125,25 +157,25 @@ class FusedStack:
             )
         return Hidden(final_TD, features_TF)
 
-    def _check(
-        self, embedded_TD: torch.Tensor, where: AttentionInput, resolved: _native.Where, caches: Sequence[KVLayer]
-    ) -> None:
+    def _check(self, embedded_TD: torch.Tensor, where: AttentionInput, resolved: _native.Where) -> None:
         check_rows("embedded", embedded_TD, self._widths.hidden)
         if embedded_TD.dtype != self._widths.dtype or len(embedded_TD) != len(where.prefix_T):
             raise ValueError(
                 f"embedded is {embedded_TD.dtype} with {len(embedded_TD)} rows: give {self._widths.dtype} and "
                 f"{len(where.prefix_T)} rows, one for each of the attention input"
             )
-        if len(caches) != len(self._stack.layers):
-            raise ValueError(f"caches has {len(caches)} layers: give {len(self._stack.layers)}, one per decoder layer")
         if resolved.highest_position >= self._positions:
             raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")
-        for cache in caches:
-            check_layer(cache)
-            check_attention_width(cache, self._widths.groups, self._widths.head_dim)
-            if cache.keys.dtype != caches[0].keys.dtype:
-                raise ValueError("caches have several dtypes: give one")
-            check_slots(resolved.highest_slot, cache)
+
+    def _checked(self, layers: Sequence[KVLayer]) -> Caches:
+        """Checked once for as long as the same cache comes."""
+        if self._caches is None or not self._caches.are(layers):
+            if len(layers) != len(self._stack.layers):
+                raise ValueError(
+                    f"caches has {len(layers)} layers: give {len(self._stack.layers)}, one per decoder layer"
+                )
+            self._caches = Caches.of(layers, self._widths)
+        return self._caches
 
 
 def _norms(layer: Layer) -> tuple[torch.Tensor | None, ...]:

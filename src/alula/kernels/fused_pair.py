@@ -88,7 +88,7 @@ class FusedPair:
         """See `PreparedPair`. Raises ValueError for a token, position or slot out of range."""
         resolved = self._resolve(where if keep is None else where.rows(keep))
         self._check(tokens_T, states_TD, where, cache)
-        check_slots(resolved.highest_slot, cache)
+        check_slots(resolved.highest_slot, len(cache.keys))
         kept = len(tokens_T) if keep is None else len(keep)
         final_RD = torch.empty((kept, self._widths.hidden), dtype=self._widths.dtype)
         if len(tokens_T):

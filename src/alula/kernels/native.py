@@ -156,7 +156,7 @@ class NativeKernels:
     ) -> torch.Tensor:
         check_rope(qkv_TF, layer, where, rope, heads)
         resolved = self._resolved(where)
-        check_slots(resolved.highest_slot, layer)
+        check_slots(resolved.highest_slot, len(layer.keys))
         if resolved.highest_position >= len(rope.cos_MK):
             raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")
         rows, (_, groups, head_dim) = len(qkv_TF), layer.keys.shape
@@ -216,7 +216,7 @@ class NativeKernels:
         check_attention(q_THK, layer, where, window, softcap)
         q_THK = q_THK.contiguous()
         resolved = self._resolved(where)
-        check_slots(resolved.highest_slot, layer)
+        check_slots(resolved.highest_slot, len(layer.keys))
         y_THK = torch.empty_like(q_THK)
         self.level.attention(
             resolved,
