@@ -42,7 +42,7 @@ def test_the_table_is_made_and_gone_on_with(
     monkeypatch.setenv("ALULA_HEADS", str(shelf))
     for name in ("one", "tune"):
         (tmp_path / f"{name}.jsonl").write_text('{"prompt": "a b c a b c a b"}\n{"prompt": "d e"}\n')
-    named = "lm=tiny-lm medusa=tiny-medusa eagle1=tiny-eagle1 eagle2=tiny-eagle1 eagle3=tiny-eagle3"
+    named = "lm=tiny-lm medusa=tiny-medusa eagle1=tiny-eagle1 eagle2=tiny-eagle1 eagle3=tiny-eagle3 eagle3:two=tiny-eagle3"
     command = (
         f"--output {output} --model {folder} --dtype float32 --prompts {tmp_path / 'one.jsonl'} --kv-cache-mib 4 "
         f"--tune {tmp_path / 'tune.jsonl'} --tune-limit 1 --trees 3,2,2 5,3,2 --max-tokens 6 "
@@ -51,7 +51,7 @@ def test_the_table_is_made_and_gone_on_with(
     assert methods.main(command) == 0
     rows = json.loads((output / "methods.json").read_text())
     kinds = [(row["temperature"], row["rule"]) for row in rows]
-    assert [kinds.count(kind) for kind in ((0.0, "coupled"), (1.0, "coupled"), (1.0, "rejection"))] == [7, 7, 7]
+    assert [kinds.count(kind) for kind in ((0.0, "coupled"), (1.0, "coupled"), (1.0, "rejection"))] == [8, 8, 8]
     assert all(row["identical"] == 2 for row in rows if row["rule"] == "coupled")
     assert all(row["tree"] in ([3, 2, 2], [5, 3, 2]) for row in rows if row["method"] != "plain")
     assert all(row["tau"] >= 1 and row["ratio"]["low"] <= row["ratio"]["high"] for row in rows)
@@ -60,7 +60,12 @@ def test_the_table_is_made_and_gone_on_with(
     table = (output / "methods.md").read_text()
     assert len(table.splitlines()) == 2 + len(rows) and "1,234" in table and table in capsys.readouterr().out
     assert (output / "methods.png").read_bytes().startswith(b"\x89PNG")
+    assert {row["method"] for row in rows} >= {"eagle3", "eagle3-two"}
     _check_resumed(methods, command, output, capsys)
+    save_random_head(shelf / "tiny-eagle1", target, kind="eagle1", seed=9)
+    methods.weights.cache_clear()  # a process of its own hashes anew
+    assert methods.main(command) == 2
+    assert "other settings or weights" in capsys.readouterr().err
 
 
 def _check_resumed(methods: ModuleType, command: list[str], output: Path, capsys: pytest.CaptureFixture[str]) -> None:
