@@ -42,7 +42,9 @@ def test_the_table_is_made_and_gone_on_with(
     monkeypatch.setenv("ALULA_HEADS", str(shelf))
     for name in ("one", "tune"):
         (tmp_path / f"{name}.jsonl").write_text('{"prompt": "a b c a b c a b"}\n{"prompt": "d e"}\n')
-    named = "lm=tiny-lm medusa=tiny-medusa eagle1=tiny-eagle1 eagle2=tiny-eagle1 eagle3=tiny-eagle3 eagle3:two=tiny-eagle3"
+    named = (
+        "lm=tiny-lm medusa=tiny-medusa eagle1=tiny-eagle1 eagle2=tiny-eagle1 eagle3=tiny-eagle3 eagle3:two=tiny-eagle3"
+    )
     command = (
         f"--output {output} --model {folder} --dtype float32 --prompts {tmp_path / 'one.jsonl'} --kv-cache-mib 4 "
         f"--tune {tmp_path / 'tune.jsonl'} --tune-limit 1 --trees 3,2,2 5,3,2 --max-tokens 6 "

@@ -106,7 +106,7 @@ def test_int8_is_refused_where_it_is_not_there(folder: Path, target: LoadedModel
         load_model(folder, dtype="int8", kernels="torch")
     with pytest.raises(AlulaError, match="give kernels by name"):
         load_model(folder, dtype="int8", kernels=target.kernels)
-    with pytest.raises(AlulaError, match="'float32', 'int8' or 'file'"):
+    with pytest.raises(AlulaError, match="'float32', 'int8', 'file' or 'auto'"):
         load_model(folder, dtype="int4")
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from alula.config import AlulaError
+from alula.draft.load import load_drafter
+from alula.draft.neural import NeuralDrafter
 from alula.kernels.native import NativeKernels
 from alula.model.gguf_blocks import GgufBlocks, blocks_of
 from alula.model.gguf_tensors import GgufFile
@@ -89,6 +91,14 @@ def test_scales_must_be_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(GgufFile, "stored", damaged)
     with pytest.raises(AlulaError, match=r"'blk.1.attn_output.weight' holds scales that are not finite"):
         GgufBlocks(path, config).get([f"{LAYER}.self_attn.o_proj.weight"])
+
+
+def test_a_draft_model_from_a_folder_is_rounded(tmp_path: Path) -> None:
+    """It runs on the target's kernels, and has no blocks of its own."""
+    target = load_model(write_model(tmp_path / "m.gguf", model(), "llama", kind="Q4_1"), dtype="file")
+    small = load_model(write_model(tmp_path / "s.gguf", model(), "llama", kind="F32"), dtype="float32", kernels="torch")
+    assert isinstance(load_drafter(str(small.checkpoint.folder), target), NeuralDrafter)
+    assert target.kernels.describe()["linear"] == "file (9 int8, 9 q4)"
 
 
 def test_only_files_have_blocks(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Session:
         return {
             "model": self.model.name,
             "dtype": self.model.format,
+            **({} if self.model.picked is None else {"dtype_picked": self.model.picked}),
             "device": str(self.model.device),
             "threads": torch.get_num_threads(),
             "kernels": self.model.kernels.describe(),

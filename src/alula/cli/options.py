@@ -38,9 +38,10 @@ class ModelOptions:
     """Levels of the draft tree."""
     branch: int = 3
     """Children tried per node."""
-    dtype: Literal["bf16", "fp32", "int8", "file", "bfloat16", "float32"] = "bf16"
+    dtype: Literal["auto", "bf16", "fp32", "int8", "file", "bfloat16", "float32"] = "bf16"
     """Number format of weights, activations and cache. int8 and file are for weights, with bf16 for the rest (native
-    kernels); file takes the blocks of a GGUF file as they are."""
+    kernels); file takes the blocks of a GGUF file as they are. auto measures which
+    is fastest here, and says so."""
     threads: int | None = None
     """CPU threads; None leaves torch's choice."""
     kernels: Literal["auto", "native", "torch"] = "auto"
@@ -79,7 +80,7 @@ class ModelOptions:
         config = self.engine_config(max_num_seqs=max_num_seqs)
         from alula.engine.llm import LLM
 
-        return LLM(
+        llm = LLM(
             self.model,
             self.drafter,
             dtype=self.dtype_name,
@@ -89,19 +90,28 @@ class ModelOptions:
             config=config,
             allow_unverified_head=self.allow_unverified_head,
         )
+        _announce(llm.engine.model)
+        return llm
 
     def load_target(self) -> LoadedModel:
         """The model alone, for commands that build several engines on it."""
         from alula.model.load import load_model, set_threads
 
         set_threads(self.threads)
-        return load_model(
+        model = load_model(
             self.model, dtype=self.dtype_name, kernels=self.kernels, device=self.device, max_len=self.max_model_len
         )
+        _announce(model)
+        return model
 
     @property
     def dtype_name(self) -> str:
         return _DTYPES.get(self.dtype, self.dtype)
+
+
+def _announce(model: LoadedModel) -> None:
+    if model.picked is not None:
+        print(f"dtype auto takes {model.picked}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

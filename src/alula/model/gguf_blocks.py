@@ -6,13 +6,15 @@ The layout of a block is that of the GGUF specification (ggml-org/ggml): fp16 sc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from alula.config import AlulaError, ModelConfig
-from alula.kernels.blocks import BlockWeight, joined
+from alula.kernels.blocks import BlockFormat, BlockWeight, joined
 from alula.model.gguf_tensors import ROPE_FREQS, GgufFile, hf_name, to_hf_layout
 
 _SCALE = 2
@@ -47,6 +49,13 @@ class GgufBlocks:
         numbers_O1 = torch.arange(weight.shape[0])[:, None]
         order_O1 = to_hf_layout(numbers_O1, name, self._architecture, config.num_heads, config.num_kv_heads)
         return weight if order_O1 is numbers_O1 else weight.rows(order_O1[:, 0])
+
+
+def usual_format(path: Path) -> BlockFormat | None:
+    """The format of most of a file's matrices; None where most are of a type that would be rounded."""
+    kinds = GgufFile(path).kinds()
+    ours = Counter("q8" if kind == "Q8_0" else "q4" if kind in _BYTES else None for kind in kinds)
+    return cast("BlockFormat | None", ours.most_common(1)[0][0]) if ours else None
 
 
 def blocks_of(rows_OB: torch.Tensor, kind: str) -> BlockWeight:

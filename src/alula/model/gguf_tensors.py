@@ -77,6 +77,10 @@ class GgufFile:
             result[start : start + step] = torch.from_numpy(part.copy()).view(-1, shape[-1])
         return result.view(shape)
 
+    def kinds(self) -> list[str]:
+        """The types of all matrices."""
+        return [tensor.tensor_type.name for tensor in self._tensors.values() if len(tensor.shape) > 1]
+
     def stored(self, name: str) -> tuple[torch.Tensor, str]:
         """Rows of bytes as they lie in the file, in GGUF's own layout, and the name of their type."""
         tensor = self._tensors[name]

@@ -16,6 +16,7 @@ from alula.model.decoder import Decoder
 from alula.model.gguf_blocks import GgufBlocks
 from alula.model.hf_config import read_hf_config
 from alula.model.layers import EMBEDDING, LM_HEAD, Blocks
+from alula.model.pick import pick_dtype
 from alula.model.weights import TensorFolder, check_tensors, hash_files, hash_tensor
 from alula.text import Tokenizer
 
@@ -30,8 +31,9 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "int8": torch.bfloat16,
     "file": torch.bfloat16,
+    "auto": torch.bfloat16,
 }
-"""Of activations and the cache. int8 and file are formats of weights, and the rest is bfloat16 then."""
+"""Of activations and the cache. int8 and file are formats of weights, and the rest is bfloat16 then; auto picks."""
 
 _LINEAR: dict[str | torch.dtype, LinearPath] = {"int8": "int8", "file": "file"}
 """Products of the formats of weights."""
@@ -62,7 +64,11 @@ class Identity:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target ready to run. dtype: of activations and the cache. checkpoint: the folder it was read from."""
+    """A target ready to run.
+
+    dtype: of activations and the cache. checkpoint: the folder it was read from. picked: why dtype auto took its
+    format, None where the format was given.
+    """
 
     name: str
     config: ModelConfig
@@ -73,6 +79,7 @@ class LoadedModel:
     device: torch.device
     eos_ids: tuple[int, ...]
     checkpoint: Checkpoint
+    picked: str | None = None
 
     @property
     def format(self) -> str:
@@ -113,7 +120,7 @@ def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
     if isinstance(name, torch.dtype) and name in DTYPES.values():
         return name
     if name not in DTYPES:
-        raise AlulaError(f"dtype is {name!r}: give 'bfloat16', 'float32', 'int8' or 'file'")
+        raise AlulaError(f"dtype is {name!r}: give 'bfloat16', 'float32', 'int8', 'file' or 'auto'")
     return DTYPES[str(name)]
 
 
@@ -147,11 +154,11 @@ def _kernels(kernels: str | Kernels, device: torch.device, dtype: str | torch.dt
     return kernels
 
 
-def _blocks(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels) -> Blocks | None:
-    if kernels.weight_format != "file":
-        return None
-    if checkpoint.gguf is None:
+def _blocks(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels, dtype: str | torch.dtype) -> Blocks | None:
+    if dtype == "file" and checkpoint.gguf is None:
         raise AlulaError(f"dtype is 'file', and {checkpoint.folder} is no GGUF file: give dtype int8 or bfloat16")
+    if kernels.weight_format != "file" or checkpoint.gguf is None:
+        return None
     return GgufBlocks(checkpoint.gguf, config)
 
 
@@ -168,20 +175,25 @@ def load_model(
 
     name: `smollm2`, a Hugging Face folder or hub id, or a GGUF file. dtype: of weights, activations and cache; `int8`
     is for weights, with bfloat16 for the rest, on native kernels; `file` likewise, and the 4 and 8 bit blocks of a GGUF
-    file stay as they are. max_len: longest sequence in tokens, None for the
-    model's own limit. progress: show bars on stderr; None shows them on a terminal.
+    file stay as they are; `auto` takes the fastest of these, by a short measurement, and says why.
+    max_len: longest sequence in tokens, None for the model's own limit. progress: show bars on stderr; None shows them
+    on a terminal.
     Raises AlulaError for anything that cannot be found, read or run.
     """
     from alula.model.sources import resolve
 
     chosen, where = resolve_dtype(dtype), resolve_device(device)
-    kernel_set = _kernels(kernels, where, dtype)
+    if dtype != "auto":
+        _kernels(kernels, where, dtype)  # what cannot be had is said before anything is downloaded
     checkpoint = resolve(name, chosen, progress=progress)
     config = read_hf_config(checkpoint.folder)
+    picked = pick_dtype(config, checkpoint, kernels, where) if dtype == "auto" else None
+    dtype = dtype if picked is None else picked.dtype
+    kernel_set = _kernels(kernels, where, dtype)
     tensors = TensorFolder(checkpoint.folder)
     check_tensors(tensors, config)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    blocks = _blocks(checkpoint, config, kernel_set)
+    blocks = _blocks(checkpoint, config, kernel_set, dtype)
     decoder = Decoder(config, tensors, kernel_set, dtype=chosen, device=where, max_positions=max_len, blocks=blocks)
     eos_ids = config.eos_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
     return LoadedModel(
@@ -194,4 +206,5 @@ def load_model(
         where,
         eos_ids,
         checkpoint,
+        None if picked is None else picked.reason,
     )
