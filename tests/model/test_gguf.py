@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,7 @@ def test_conversion_happens_once_per_file_and_dtype(
     assert len(list(cache.iterdir())) == 2
     monkeypatch.setattr("alula.model.gguf.GgufFile", None)
     again = load(path.rename(tmp_path / "renamed.gguf"))
-    assert again.checkpoint == first.checkpoint
+    assert again.checkpoint == replace(first.checkpoint, gguf=tmp_path / "renamed.gguf")
     assert again.identity == first.identity
 
 
