@@ -79,8 +79,11 @@ class Worker:
 
     def run(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompt": list(prompt), "max_tokens": max_tokens}) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps({"prompt": list(prompt), "max_tokens": max_tokens}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise AlulaError(f"engine {self.spec.text!r} has ended: see its messages above") from None
         return self._answer()
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Decoder:
         self.kv_shapes = (KVShape(config.num_kv_heads, config.head_dim),) * config.num_layers
         build = LayerBuilder(config, tensors, kernels, dtype, self.device, blocks)
         self.embedding_VD = build.tensor(EMBEDDING)
-        self.lm_head = build.head()
+        self.lm_head = build.head(self.embedding_VD)
         ropes = {
             rope: build_rope(rope, config.head_dim, self.max_positions + DRAFT_MARGIN, self.device)
             for rope in {config.layer_rope(index) for index in range(config.num_layers)}

@@ -112,11 +112,21 @@ class LayerBuilder:
     def linear(self, names: Sequence[str], biased: bool) -> Linear:
         """Linears on the same input, fused into one."""
         bias_O = torch.cat([self.tensor(f"{name}.bias") for name in names]) if biased else None
-        return self._prepared([f"{name}.weight" for name in names], bias_O, self._dtype)
+        tensors = [f"{name}.weight" for name in names]
+        blocks = self._quantised(tensors)
+        if blocks is not None:
+            return self._kernels.prepare_blocks(blocks, bias_O, out_dtype=self._dtype)
+        weights = [self._read(name) for name in tensors]
+        weight_OI = torch.cat(weights).to(self._device, self._dtype, copy=len(weights) == 1)
+        return self._kernels.prepare_linear(weight_OI, bias_O)
 
-    def head(self) -> Linear:
-        """The LM head, with fp32 results."""
-        return self._prepared([EMBEDDING if self._config.tied_head else LM_HEAD], None, torch.float32)
+    def head(self, embedding_VD: torch.Tensor) -> Linear:
+        """The LM head, with fp32 results. A tied one shares the embedding's memory if the kernels keep it."""
+        tied = self._config.tied_head
+        blocks = self._quantised([EMBEDDING if tied else LM_HEAD])
+        if blocks is not None:
+            return self._kernels.prepare_blocks(blocks, out_dtype=torch.float32)
+        return self._kernels.prepare_linear(embedding_VD if tied else self.tensor(LM_HEAD), out_dtype=torch.float32)
 
     def layer(self, index: int, rope: RopeTable) -> Layer:
         config, prefix = self._config, f"model.layers.{index}"
@@ -139,14 +149,8 @@ class LayerBuilder:
             mlp_output_norm_D=self.norm(f"{prefix}.post_feedforward_layernorm.weight") if sandwich else None,
         )
 
-    def _prepared(self, names: Sequence[str], bias_O: torch.Tensor | None, out_dtype: torch.dtype) -> Linear:
-        """Quantised as in the file, where the kernels can and the tensors are."""
-        weights = [self._read(name) for name in names]
-        blocks = None if self._blocks is None else self._blocks.get(names)
-        if blocks is not None:
-            return self._kernels.prepare_blocks(blocks, bias_O, out_dtype=out_dtype)
-        weight_OI = torch.cat(weights).to(self._device, self._dtype, copy=len(weights) == 1)
-        return self._kernels.prepare_linear(weight_OI, bias_O, out_dtype=out_dtype)
+    def _quantised(self, names: Sequence[str]) -> BlockWeight | None:
+        return None if self._blocks is None else self._blocks.get(names)
 
     def _read(self, name: str) -> torch.Tensor:
         """A tensor as stored. Raises AlulaError for one with NaN or infinity, of which kernels promise nothing.

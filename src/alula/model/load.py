@@ -183,13 +183,13 @@ def load_model(
     from alula.model.sources import resolve
 
     chosen, where = resolve_dtype(dtype), resolve_device(device)
-    if dtype != "auto":
-        _kernels(kernels, where, dtype)  # what cannot be had is said before anything is downloaded
+    # What cannot be had is said before anything is downloaded.
+    kernel_set = None if dtype == "auto" else _kernels(kernels, where, dtype)
     checkpoint = resolve(name, chosen, progress=progress)
     config = read_hf_config(checkpoint.folder)
     picked = pick_dtype(config, checkpoint, kernels, where) if dtype == "auto" else None
     dtype = dtype if picked is None else picked.dtype
-    kernel_set = _kernels(kernels, where, dtype)
+    kernel_set = kernel_set or _kernels(kernels, where, dtype)
     tensors = TensorFolder(checkpoint.folder)
     check_tensors(tensors, config)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)

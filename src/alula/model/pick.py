@@ -48,7 +48,7 @@ def pick_dtype(config: ModelConfig, checkpoint: Checkpoint, kernels: str | Kerne
     for name, taken in seconds.items():
         best = name if taken < _GAIN * seconds[best] else best
     times = ", ".join(f"{name} {1e3 * taken:.1f} ms" for name, taken in seconds.items())
-    return Pick(best, f"{best}: products of {_ROWS[0]} and {_ROWS[1]} rows with 32 million weights take {times}")
+    return Pick(best, f"{best}: products of {_ROWS[0]} and {_ROWS[1]} rows with as many weights take {times}")
 
 
 def _candidates(checkpoint: Checkpoint) -> dict[str, BlockFormat | None]:

@@ -165,6 +165,8 @@ class TrainConfig:
     """What is trained, and its losses."""
 
     def __post_init__(self) -> None:
+        if self.dtype == "auto":
+            raise AlulaError("dtype is 'auto', which may be another format when the run goes on: give the format")
         for name in ("save_minutes", "evaluate_minutes"):
             _check(name, getattr(self, name), least=0)
         if self.answer_tokens is not None:
