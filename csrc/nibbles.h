@@ -83,7 +83,7 @@ struct Nibbles {
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-                for (int p = 0; p < NP; ++p) sum[r][p] = no_sums();
+                for (int p = 0; p < NP; ++p) sum[r][p] = no_counts();
             const uint8_t* weights = reinterpret_cast<const uint8_t*>(w) + 2 * kScaleBytes;
 #pragma GCC unroll 8
             for (int64_t i = 0; i < kGroup; i += 4)

@@ -6,7 +6,7 @@
 // I is 16 int32 lanes, P two int16 in each of 16 lanes: add_products(a, b, c) adds both products of a lane to c,
 // load_pairs widens 32 int8, store_low_halves takes the low 16 bits of each word.
 //
-// Q is four bytes in each of 16 lanes, S the sums of their products: add_quads(w, x, s) adds those of w (0 to 15) and x
+// Q is four bytes in each of 16 lanes (on AVX a P), S the sums of their products (an I): add_quads(w, x, s) adds those of w (0 to 15) and x
 // (signed), which fit after eight of them. load_nibbles takes lanes 0 to 7 from the low halves of 32 bytes and lanes 8
 // to 15 from the high ones.
 
@@ -103,19 +103,14 @@ inline V load_half(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
-struct Q {
-    __m512i v;
-};
-struct S {
-    __m512i v;
-};
-inline S no_sums() { return {_mm512_setzero_si512()}; }
+using Q = P;
+using S = I;
 inline Q load_nibbles(const uint8_t* p) {
     const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m512i wide = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
     return {_mm512_and_si512(wide, _mm512_set1_epi8(15))};
 }
-inline Q set_quads(int32_t quad) { return {_mm512_set1_epi32(quad)}; }
+inline Q set_quads(int32_t quad) { return set_pairs(quad); }
 inline S add_quads(Q w, Q x, S s) { return {_mm512_add_epi16(s.v, _mm512_maddubs_epi16(w.v, x.v))}; }
 inline I to_counts(S s) { return {_mm512_madd_epi16(s.v, _mm512_set1_epi16(1))}; }
 
@@ -222,21 +217,13 @@ inline V load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
 
-struct Q {
-    __m256i lo, hi;
-};
-struct S {
-    __m256i lo, hi;
-};
-inline S no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+using Q = P;
+using S = I;
 inline Q load_nibbles(const uint8_t* p) {
     const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
 }
-inline Q set_quads(int32_t quad) {
-    __m256i v = _mm256_set1_epi32(quad);
-    return {v, v};
-}
+inline Q set_quads(int32_t quad) { return set_pairs(quad); }
 inline S add_quads(Q w, Q x, S s) {
     s.lo = _mm256_add_epi16(s.lo, _mm256_maddubs_epi16(w.lo, x.lo));
     asm volatile("" : "+x"(s.lo));
@@ -360,7 +347,6 @@ struct Q {
     uint8_t v[64];
 };
 using S = I;
-inline S no_sums() { return {}; }
 inline Q load_nibbles(const uint8_t* p) {
     Q r;
     for (int i = 0; i < 32; ++i) {

@@ -129,3 +129,8 @@ def test_other_data_is_planned_anew(tmp_path: Path, model: Path) -> None:
         run(longer)
     run(replace(longer, change=("data", "recipe.total_tokens")))
     assert len(learned(config)) > 3
+
+
+def test_a_run_must_name_its_format(tmp_path: Path) -> None:
+    with pytest.raises(AlulaError, match=r"dtype is 'auto'.*give the format"):
+        TrainConfig(tmp_path, dtype="auto")
