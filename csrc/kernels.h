@@ -164,6 +164,15 @@ struct VocabularyArgs {
     int threads;
 };
 
+// Noise of ids at keys, see noise.h.
+struct GumbelArgs {
+    const uint64_t* key;
+    const int64_t* ids;
+    int64_t keys, count;
+    float* y;
+    int threads;
+};
+
 struct Table {
     const char* name;
     void (*pack)(const PackArgs&);
@@ -180,6 +189,8 @@ struct Table {
     void (*topk)(const VocabularyArgs&, int64_t k, float* values, int64_t* index);
     void (*logsumexp)(const VocabularyArgs&, float* y);
     void (*softmax)(const VocabularyArgs&, float* y, bool logarithm);
+    void (*gumbel)(const GumbelArgs&);
+    void (*noisy_argmax)(const VocabularyArgs&, const double* temperature, const uint64_t* key, int64_t* index);
 };
 
 const Table& table_portable();

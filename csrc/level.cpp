@@ -3,6 +3,8 @@
 // Everything but the table lies in an unnamed namespace and nothing of the C++ library is instantiated here: a
 // function with external linkage could be picked by the linker for all levels and crash an older CPU.
 
+#include <math.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +36,7 @@ namespace {
 #include "stack.h"
 #include "pair.h"
 #include "vocabulary.h"
+#include "noise.h"
 }  // namespace
 
 #if defined(ALULA_LEVEL_AVX512)
@@ -49,7 +52,8 @@ namespace {
 
 const Table& ALULA_TABLE() {
     static constexpr Table table{ALULA_NAME, pack, pack_blocks, linear, norm, gated, rope,      attention,
-                                 stack,      pair, softcap,     argmax, topk, logsumexp, softmax};
+                                 stack,      pair, softcap,     argmax, topk, logsumexp, softmax, gumbel,
+                                 noisy_argmax};
     return table;
 }
 

@@ -171,6 +171,16 @@ class Level {
         table->softmax({at<const float>(x), stride, rows, width, threads}, at<float>(y), logarithm);
     }
 
+    void gumbel(Address key, int64_t keys, Address ids, int64_t count, Address y, int threads) const {
+        table->gumbel({at<const uint64_t>(key), at<const int64_t>(ids), keys, count, at<float>(y), threads});
+    }
+
+    void noisy_argmax(Address x, int64_t stride, int64_t rows, int64_t width, Address temperature, Address key,
+                      Address index, int threads) const {
+        table->noisy_argmax({at<const float>(x), stride, rows, width, threads}, at<const double>(temperature),
+                            at<const uint64_t>(key), at<int64_t>(index));
+    }
+
     const Table* table = nullptr;
 };
 
@@ -379,6 +389,8 @@ NB_MODULE(_native, m) {
         .def("softcap", &Level::softcap, release())
         .def("argmax", &Level::argmax, release())
         .def("topk", &Level::topk, release())
+        .def("gumbel", &Level::gumbel, release())
+        .def("noisy_argmax", &Level::noisy_argmax, release())
         .def("logsumexp", &Level::logsumexp, release())
         .def("softmax", &Level::softmax, release());
 

@@ -165,3 +165,15 @@ def test_streams_positions_and_samples_are_uncorrelated() -> None:
 
 def test_negative_seeds_differ_from_positive_ones() -> None:
     assert uniform(Stream.TARGET, -1, 0, 0, 0)[0] != uniform(Stream.TARGET, 1, 0, 0, 0)[0]
+
+
+@given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1), *[st.integers(0, 2**31)] * 3]), min_size=1, max_size=16))
+def test_keys_of_few_rows_are_those_of_many(rows: list[tuple[int, int, int, int]]) -> None:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    for stream in Stream:
+        many = row_keys(stream, *[np.array(column, np.int64) for column in columns])
+        assert row_keys(stream, *columns).tolist() == many.tolist()
+        assert (
+            row_keys(stream, columns[0], 3, columns[2]).tolist()
+            == row_keys(stream, np.array(columns[0]), 3, np.array(columns[2])).tolist()
+        )

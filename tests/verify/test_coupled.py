@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alula.kernels.protocol import Sampler
 from alula.sampling.distribution import probabilities
 from alula.sequence import SamplingParams
 from alula.sequence import Sequence as TokenSequence
@@ -122,11 +123,11 @@ def test_same_noise_makes_better_guesses_than_fresh_noise() -> None:
 def test_mutant_that_redraws_after_a_mismatch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = coupled._decide
 
-    def redraw(shaped: np.ndarray, walks: list[Walk]) -> list[tuple[int, int | None]]:
-        moves = right(shaped, walks)
+    def redraw(shaped: np.ndarray, walks: list[Walk], sampler: Sampler | None) -> list[tuple[int, int | None]]:
+        moves = right(shaped, walks, sampler)
         for walk in walks:
             walk.sequence.seed += 10**9
-        again = right(shaped, walks)
+        again = right(shaped, walks, sampler)
         for walk in walks:
             walk.sequence.seed -= 10**9
         return [

@@ -73,9 +73,11 @@ def test_the_rule_asked_for_is_the_rule_given(rule: str, module: object) -> None
 
 def test_the_kernels_argmax_is_at_hand_for_other_devices() -> None:
     class Kernels:
+        sampler = object()
+
         def argmax(self, rows: torch.Tensor) -> torch.Tensor:
             return rows.argmax(-1)
 
     kernels = Kernels()
     verify = load_rule("coupled", None, kernels)  # type: ignore[arg-type]
-    assert verify.keywords == {"argmax": kernels.argmax}  # type: ignore[attr-defined]
+    assert verify.keywords == {"argmax": kernels.argmax, "sampler": kernels.sampler}  # type: ignore[attr-defined]

@@ -104,7 +104,13 @@ class Proposer:
         self, logits_FC: torch.Tensor, contexts: Sequence[Context], lane_F: IntArray, count: int
     ) -> tuple[IntArray, FloatArray]:
         """The columns with the largest keys; a noisy key tells less of the chance of acceptance than log q does."""
-        _, keys_FC = proposal_scores(logits_FC, contexts, vocabulary=self._vocabulary_C, rule=self._policy.rule)
+        _, keys_FC = proposal_scores(
+            logits_FC,
+            contexts,
+            vocabulary=self._vocabulary_C,
+            rule=self._policy.rule,
+            kernels=self._kernels,
+        )
         scale_F = torch.from_numpy(self._scale_B[lane_F]).to(keys_FC.device)
         return self._best(keys_FC / scale_F[:, None], count)
 
@@ -113,7 +119,7 @@ class Proposer:
     ) -> tuple[IntArray, FloatArray]:
         """Rows whose children are drawn, beside rows of greedy sequences."""
         lane_F, nodes_F = growth.frontier.lane_F, growth.nodes_F
-        log_q_FC = proposal_log_q(logits_FC, contexts, vocabulary=self._vocabulary_C)
+        log_q_FC = proposal_log_q(logits_FC, contexts, vocabulary=self._vocabulary_C, kernels=self._kernels)
         columns_FK, q_FV = sample_children(
             log_q_FC, count, contexts, nodes_F, vocabulary=self._vocabulary_C, target_size=self._target_size
         )

@@ -31,6 +31,7 @@ from alula.kernels.padded import PaddedLinear
 from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
 from alula.kernels.products import LinearPath, Products
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
+from alula.kernels.sampler import NativeSampler
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class NativeKernels:
         self.level = _native.Level(self.level_name)
         self.products = Products(self.level, linear)
         self.weight_format = self.products.weight_format
+        self.sampler = NativeSampler(self.level)
         self._where: tuple[AttentionInput, _native.Where] | None = None
 
     def describe(self) -> Numerics:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from alula.cache.pool import KVLayer
     from alula.kernels.blocks import BlockWeight
     from alula.kernels.pair import PairLayer, PreparedPair
     from alula.kernels.stack import PreparedStack, Stack
-    from alula.tree import AttentionInput
+    from alula.tree import AttentionInput, FloatArray, IntArray
 
 Activation = Literal["silu", "gelu_tanh"]
 Numerics = dict[str, str | int | bool]
@@ -57,6 +59,23 @@ class HeadNorm:
     round_last: bool = False
 
 
+class Sampler(Protocol):
+    """Noise for rows in host memory, in one pass. Keys and noise are those of `sampling.noise`."""
+
+    def noisy_argmax(
+        self, rows_BV: FloatArray, temperatures_B: NDArray[np.float64], keys_B: NDArray[np.uint64]
+    ) -> IntArray:
+        """Ids [B] with the largest logit / temperature + noise of each row, the lowest of equals.
+
+        rows_BV: fp32, the best of each row finite.
+        """
+        ...
+
+    def gumbel(self, keys_U: NDArray[np.uint64], ids_C: IntArray) -> FloatArray:
+        """Noise [U, C] of the ids under each key."""
+        ...
+
+
 class Kernels(Protocol):
     """One kernel set.
 
@@ -81,6 +100,11 @@ class Kernels(Protocol):
     @property
     def weight_format(self) -> WeightFormat | None:
         """How weights are quantised; None where they stay as they are given."""
+        ...
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """None where numpy's definition is all there is."""
         ...
 
     def describe(self) -> Numerics:

@@ -24,7 +24,7 @@ from alula.kernels.checks import (
 )
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
-from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable, WeightFormat
+from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable, Sampler, WeightFormat
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class TorchKernels:
     name = "torch"
     row_invariant = True
     weight_format: WeightFormat | None = None
+    sampler: Sampler | None = None
 
     def __init__(self) -> None:
         self.probe = RowProbe()

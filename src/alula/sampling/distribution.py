@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,8 @@ from alula.tree import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
+
+    from alula.kernels.protocol import Sampler
 
 _REACHES = (5.0, 10.0, 20.0, math.inf)
 _SMALL_VOCABULARY = 1024
@@ -228,8 +231,12 @@ def choose(
     seeds_B: Sequence[int],
     samples_B: Sequence[int],
     positions_B: Sequence[int],
+    sampler: Sampler | None = None,
 ) -> IntArray:
-    """Tokens [B] that the target chooses at absolute positions, by rule `coupled`, from shaped logits."""
+    """Tokens [B] that the target chooses at absolute positions, by rule `coupled`, from shaped logits.
+
+    sampler: makes the choice where there is no cut; None is numpy's, with the same outcome.
+    """
     chosen_B = np.zeros(len(rows_BV), np.int64)
     greedy = np.array([p.is_greedy for p in params_B], np.bool_)
     cuts = np.array([has_cut(p) for p in params_B], np.bool_) & ~greedy
@@ -238,7 +245,8 @@ def choose(
     if greedy.all():
         return chosen_B
     keys_B = row_keys(Stream.TARGET, seeds_B, samples_B, positions_B)
-    for wanted, choose_rows in ((cuts, _choose_cut), (~greedy & ~cuts, _choose_any)):
+    choose_free = _choose_any if sampler is None else partial(_choose_by, sampler)
+    for wanted, choose_rows in ((cuts, _choose_cut), (~greedy & ~cuts, choose_free)):
         rows = np.flatnonzero(wanted)
         if len(rows):
             some = rows_BV if len(rows) == len(rows_BV) else rows_BV[rows]
@@ -249,6 +257,12 @@ def choose(
 def _choose_cut(rows_BV: FloatArray, params_B: Sequence[SamplingParams], keys_B: UIntArray) -> IntArray:
     support = cut(rows_BV, params_B)
     return noisy_argmax(support.scores_BK, draw_bits(keys_B[:, None], steps(support.ids_BK)), support.ids_BK)
+
+
+def _choose_by(
+    sampler: Sampler, rows_BV: FloatArray, params_B: Sequence[SamplingParams], keys_B: UIntArray
+) -> IntArray:
+    return sampler.noisy_argmax(rows_BV, np.array([p.temperature for p in params_B]), keys_B)
 
 
 def _choose_any(rows_BV: FloatArray, params_B: Sequence[SamplingParams], keys_B: UIntArray) -> IntArray:

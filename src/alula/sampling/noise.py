@@ -28,6 +28,9 @@ DoubleArray = NDArray[np.float64]
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9), np.uint64(27), np.uint64(0x94D049BB133111EB), np.uint64(31))
+_FEW = 16
+"""So few keys are made one by one: a call of numpy takes longer than one of them."""
+_ROUNDS, _LAST, _STRIDE, _ALL = ((30, int(_MIX[1])), (27, int(_MIX[3]))), 31, int(_STEP), 2**64 - 1
 _BYTE, _HALF, _LOW_HALF = np.uint64(8), np.uint64(32), np.uint64(2**32 - 1)
 _SQRT_HALF = 0.7071067811865476
 _LN2 = 0.6931471805599453
@@ -66,6 +69,18 @@ def _words(values: ArrayLike) -> UIntArray:
     return np.atleast_1d(np.asarray(values, np.int64)).view(np.uint64)
 
 
+def _mix_one(z: int) -> int:
+    for shift, factor in _ROUNDS:
+        z = (z ^ z >> shift) * factor & _ALL
+    return z ^ z >> _LAST
+
+
+def _row_key(stream: Stream, seed: int, sample: int, position: int, node: int) -> int:
+    key = _mix_one(seed + _STRIDE & _ALL)
+    key = _mix_one(key + (position << 8 | stream) * _STRIDE & _ALL)
+    return _mix_one(key + (sample << 32 | node & 0xFFFFFFFF) * _STRIDE & _ALL)
+
+
 def row_keys(
     stream: Stream, seeds: ArrayLike, samples: ArrayLike, positions: ArrayLike, nodes: ArrayLike = 0
 ) -> UIntArray:
@@ -74,6 +89,10 @@ def row_keys(
     For one seed, positions below 2**56 and samples and nodes below 2**32 give different places and choices, and each
     fold is one-to-one.
     """
+    if isinstance(positions, list) and len(positions) <= _FEW:
+        columns = [c if isinstance(c, list) else [c] * len(positions) for c in (seeds, samples, positions, nodes)]
+        if all(len(column) == len(positions) for column in columns):
+            return np.array([_row_key(stream, *map(int, row)) for row in zip(*columns, strict=True)], np.uint64)
     place: UIntArray = (_words(positions) << _BYTE) | np.uint64(stream)
     which: UIntArray = (_words(samples) << _HALF) | (_words(nodes) & _LOW_HALF)
     key = _mix(_words(seeds) + _STEP)

@@ -20,32 +20,45 @@ from alula.tree import FloatArray, IntArray
 if TYPE_CHECKING:
     import torch
 
+    from alula.kernels.protocol import Kernels, Sampler
+
 
 def proposal_scores(
-    logits_RC: torch.Tensor, contexts: Sequence[Context], *, vocabulary: torch.Tensor | None = None, rule: str
+    logits_RC: torch.Tensor,
+    contexts: Sequence[Context],
+    *,
+    vocabulary: torch.Tensor | None = None,
+    rule: str,
+    kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log q, keys), both fp32 [R, C]: the children of a node are the columns with the largest keys.
 
     vocabulary: target ids [C] of the columns (None: the same vocabulary). Row r stands at contexts[r].
+    kernels: the set whose log softmax and sampler are used; None is numpy's.
     Keys are log q + G under rule `coupled` above temperature 0, with the very noise by which the target will choose
     at that position, and log q otherwise (temperature 0, and point-mass proposals of rule `rejection`). A column whose
     key is -inf is forbidden and must not become a child; a row may consist of such columns alone.
     """
-    log_q_RC = proposal_log_q(logits_RC, contexts, vocabulary=vocabulary)
+    log_q_RC = proposal_log_q(logits_RC, contexts, vocabulary=vocabulary, kernels=kernels)
     noisy = [r for r, context in enumerate(contexts) if rule == "coupled" and not context.sequence.params.is_greedy]
     if not noisy:
         return log_q_RC, log_q_RC
     keys_RC = log_q_RC.cpu().numpy().copy()
-    keys_RC[noisy] += _target_noise([contexts[r] for r in noisy], _target_ids(keys_RC.shape[1], vocabulary))
+    sampler = None if kernels is None else kernels.sampler
+    keys_RC[noisy] += _target_noise([contexts[r] for r in noisy], _target_ids(keys_RC.shape[1], vocabulary), sampler)
     return log_q_RC, _tensor(keys_RC, logits_RC)
 
 
 def proposal_log_q(
-    logits_RC: torch.Tensor, contexts: Sequence[Context], *, vocabulary: torch.Tensor | None = None
+    logits_RC: torch.Tensor,
+    contexts: Sequence[Context],
+    *,
+    vocabulary: torch.Tensor | None = None,
+    kernels: Kernels | None = None,
 ) -> torch.Tensor:
     """log q, fp32 [R, C], at each request's temperature (1 for greedy ones) after its masks, bias and penalties.
 
-    Works in host memory in one thread: the rows are short, and waking threads for them costs more than it saves.
+    kernels: the set whose log softmax is used; None is numpy's.
     """
     import torch
 
@@ -55,6 +68,8 @@ def proposal_log_q(
     temperatures = [1.0 if c.sequence.params.is_greedy else c.sequence.params.temperature for c in contexts]
     if any(t != 1.0 for t in temperatures):
         log_q_RC /= np.array(temperatures, np.float32)[:, None]
+    if kernels is not None:
+        return kernels.log_softmax(_tensor(log_q_RC, logits_RC))
     best_R1 = log_q_RC.max(axis=1, keepdims=True)
     log_q_RC -= np.where(np.isfinite(best_R1), best_R1, np.float32(0.0))
     with np.errstate(divide="ignore"):
@@ -96,7 +111,7 @@ def _target_ids(size: int, vocabulary: torch.Tensor | None) -> IntArray:
     return ids_C
 
 
-def _target_noise(contexts: Sequence[Context], ids_C: IntArray) -> FloatArray:
+def _target_noise(contexts: Sequence[Context], ids_C: IntArray, sampler: Sampler | None) -> FloatArray:
     """The target's noise [R, C], computed once per (seed, sample, position) and shared by the nodes of a level."""
     keys_R = row_keys(
         Stream.TARGET,
@@ -105,7 +120,10 @@ def _target_noise(contexts: Sequence[Context], ids_C: IntArray) -> FloatArray:
         [context.position for context in contexts],
     )
     keys_U, which_R = np.unique(keys_R, return_inverse=True)
-    noise_UC = near_gumbel(draw_bits(keys_U[:, None], steps(ids_C))).astype(np.float32)
+    if sampler is not None:
+        noise_UC = sampler.gumbel(keys_U, ids_C)
+    else:
+        noise_UC = near_gumbel(draw_bits(keys_U[:, None], steps(ids_C))).astype(np.float32)
     return noise_UC[which_R]
 
 

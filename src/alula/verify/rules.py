@@ -61,7 +61,7 @@ def load_rule(rule: str, drafter: object = None, kernels: Kernels | None = None)
     """The verification function of a rule, for trees of this drafter.
 
     drafter: its `policy`, where it has one, says how it proposes; others make point-mass proposals (n-gram, none).
-    kernels: their argmax serves plain greedy rows that are not in host memory.
+    kernels: their argmax serves plain greedy rows that are not in host memory, their sampler those of rule `coupled`.
     Raises AlulaError for an unknown rule, an illegal pair, or a drafter that proposes for another rule.
     """
     policy: TreePolicy | None = getattr(drafter, "policy", None)
@@ -71,5 +71,7 @@ def load_rule(rule: str, drafter: object = None, kernels: Kernels | None = None)
         check_pair(rule, "dynamic" if policy.tree is None else "static", "sampled" if policy.sampled else "point")
         if policy.rule != rule:
             raise AlulaError(f"rule is {rule!r} but the drafter proposes for {policy.rule!r}: give both the same rule")
-    verify = coupled.verify if rule == "coupled" else rejection.verify
-    return partial(verify, argmax=None if kernels is None else kernels.argmax)
+    argmax, sampler = (None, None) if kernels is None else (kernels.argmax, kernels.sampler)
+    if rule == "coupled":
+        return partial(coupled.verify, argmax=argmax, sampler=sampler)
+    return partial(rejection.verify, argmax=argmax)
