@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from alula.draft.load import load_drafter
 from alula.draft.neural import NeuralDrafter
 from alula.kernels.native import NativeKernels
 from alula.model.gguf_blocks import GgufBlocks, blocks_of
+from alula.model.gguf_directory import Directory
 from alula.model.gguf_tensors import GgufFile
 from alula.model.load import load_model
 from tests.model.gguf_files import write_model
@@ -60,7 +62,7 @@ def test_rows_of_heads_are_those_of_the_converted_file(kind: str, tmp_path: Path
     path = write_model(tmp_path / "m.gguf", model(), "llama", kind=kind)
     loaded = load_model(path, dtype="float32", kernels="torch")
     names = [f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"]
-    found = GgufBlocks(path, loaded.config).get(names)
+    found = GgufBlocks(path, loaded.checkpoint.folder, loaded.config).get(names)
     assert found is not None
     converted = torch.cat([loaded.tensors().get(name) for name in names])
     torch.testing.assert_close(found.values(), converted, rtol=1e-6, atol=1e-6)
@@ -68,29 +70,44 @@ def test_rows_of_heads_are_those_of_the_converted_file(kind: str, tmp_path: Path
 
 def test_matrices_of_several_types_are_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_model(tmp_path / "m.gguf", model(), "llama", kind="Q8_0")
-    stored = GgufFile.stored
+    read = Directory.read
 
-    def mixed(self: GgufFile, name: str) -> tuple[torch.Tensor, str]:
-        rows, kind = stored(self, name)
-        return rows, "Q6_K" if "attn_v" in name else kind
+    def mixed(folder: Path) -> Directory:
+        found = read(folder)
+        places = {name: replace(p, kind="Q6_K") if "attn_v" in name else p for name, p in found.places.items()}
+        return replace(found, places=places)
 
-    monkeypatch.setattr(GgufFile, "stored", mixed)
+    monkeypatch.setattr(Directory, "read", mixed)
     assert load_model(path, dtype="file").kernels.describe()["linear"] == "file (2 int8, 7 q8)"
+
+
+def test_a_converted_file_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model(tmp_path / "m.gguf", model(), "llama", kind="Q4_0")
+    first = load_model(path, dtype="file")
+
+    def refuse(self: GgufFile, path: Path) -> None:
+        raise AssertionError(f"{path} was parsed")
+
+    monkeypatch.setattr(GgufFile, "__init__", refuse)
+    again = load_model(path, dtype="file")
+    assert again.kernels.describe() == first.kernels.describe()
+    x = torch.randn(3, first.config.hidden_size, dtype=torch.bfloat16)
+    assert torch.equal(again.decoder.logits(x), first.decoder.logits(x))
 
 
 def test_scales_must_be_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_model(tmp_path / "m.gguf", model(), "llama", kind="Q4_1")
-    config = load_model(path, dtype="float32", kernels="torch").config
-    stored = GgufFile.stored
+    loaded = load_model(path, dtype="float32", kernels="torch")
+    stored = Directory.stored
 
-    def damaged(self: GgufFile, name: str) -> tuple[torch.Tensor, str]:
-        rows, kind = stored(self, name)
+    def damaged(self: Directory, path: Path, name: str) -> torch.Tensor:
+        rows = stored(self, path, name)
         rows[1, 2:4] = torch.from_numpy(np.array([np.inf], np.float16).view(np.uint8))
-        return rows, kind
+        return rows
 
-    monkeypatch.setattr(GgufFile, "stored", damaged)
+    monkeypatch.setattr(Directory, "stored", damaged)
     with pytest.raises(AlulaError, match=r"'blk.1.attn_output.weight' holds scales that are not finite"):
-        GgufBlocks(path, config).get([f"{LAYER}.self_attn.o_proj.weight"])
+        GgufBlocks(path, loaded.checkpoint.folder, loaded.config).get([f"{LAYER}.self_attn.o_proj.weight"])
 
 
 def test_a_draft_model_from_a_folder_is_rounded(tmp_path: Path) -> None:

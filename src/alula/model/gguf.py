@@ -18,13 +18,14 @@ import torch
 
 from alula.model.cache_dir import cache_folder, check_space, replace_into, writing
 from alula.model.gguf_config import hf_config
+from alula.model.gguf_directory import Directory
 from alula.model.gguf_tensors import ROPE_FREQS, GgufFile, hf_name, to_hf_layout
 from alula.model.gguf_tokenizer import save_tokenizer
 from alula.model.progress import Bar, progress_bar
 from alula.model.weights import INDEX
 
 MANIFEST = "alula_manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 _SHARD_BYTES = 256 << 20
 
 
@@ -85,6 +86,7 @@ def _convert(source: GgufFile, folder: Path, dtype: torch.dtype, progress: bool 
     total = sum(_bytes(source.shape(name), dtype) for name in weights.values())
     check_space(folder, total, f"dequantising {source.path.name}")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    Directory.of(source).write(folder)
     save_tokenizer(source.path, source.metadata, folder)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     with progress_bar(f"Dequantising {source.path.name}", total, progress) as bar:

@@ -15,7 +15,8 @@ import torch
 
 from alula.config import AlulaError, ModelConfig
 from alula.kernels.blocks import BlockFormat, BlockWeight, joined
-from alula.model.gguf_tensors import ROPE_FREQS, GgufFile, hf_name, to_hf_layout
+from alula.model.gguf_directory import Directory
+from alula.model.gguf_tensors import ROPE_FREQS, hf_name, to_hf_layout
 
 _SCALE = 2
 """Bytes of an fp16 number."""
@@ -26,11 +27,11 @@ _BYTES = {"Q8_0": _SCALE + 32, "Q4_0": _SCALE + 16, "Q4_1": 2 * _SCALE + 16}
 class GgufBlocks:
     """Implements `alula.model.layers.Blocks` for a file that `alula.model.gguf` has converted."""
 
-    def __init__(self, path: Path, config: ModelConfig) -> None:
-        self._file, self._config = GgufFile(path), config
-        self._architecture = self._file.metadata["general.architecture"]
-        names = (name for name in self._file.names() if name != ROPE_FREQS)
-        self._names = {hf_name(name, self._architecture): name for name in names}
+    def __init__(self, path: Path, folder: Path, config: ModelConfig) -> None:
+        """folder: what `path` was converted to."""
+        self._path, self._directory, self._config = path, Directory.read(folder), config
+        names = (name for name in self._directory.places if name != ROPE_FREQS)
+        self._names = {hf_name(name, self._directory.architecture): name for name in names}
 
     def get(self, names: Sequence[str]) -> BlockWeight | None:
         """In Hugging Face's layout. Raises AlulaError for scales that are not finite."""
@@ -39,21 +40,21 @@ class GgufBlocks:
         return joined(weights) if len(weights) == len(found) else None
 
     def _one(self, name: str) -> BlockWeight | None:
-        rows_OB, kind = self._file.stored(name)
+        kind, config = self._directory.places[name].kind, self._config
         if kind not in _BYTES:
             return None
-        weight, config = blocks_of(rows_OB, kind), self._config
+        weight = blocks_of(self._directory.stored(self._path, name), kind)
         for halves_OG in (weight.scales_OG, weight.least_OG):
             if halves_OG is not None and not halves_OG.isfinite().all():
                 raise AlulaError(f"tensor {name!r} holds scales that are not finite: download the file again")
         numbers_O1 = torch.arange(weight.shape[0])[:, None]
-        order_O1 = to_hf_layout(numbers_O1, name, self._architecture, config.num_heads, config.num_kv_heads)
+        order_O1 = to_hf_layout(numbers_O1, name, self._directory.architecture, config.num_heads, config.num_kv_heads)
         return weight if order_O1 is numbers_O1 else weight.rows(order_O1[:, 0])
 
 
-def usual_format(path: Path) -> BlockFormat | None:
-    """The format of most of a file's matrices; None where most are of a type that would be rounded."""
-    kinds = GgufFile(path).kinds()
+def usual_format(folder: Path) -> BlockFormat | None:
+    """The format of most matrices of the file that a folder was converted from; None where most would be rounded."""
+    kinds = Directory.read(folder).kinds()
     ours = Counter("q8" if kind == "Q8_0" else "q4" if kind in _BYTES else None for kind in kinds)
     return cast("BlockFormat | None", ours.most_common(1)[0][0]) if ours else None
 

@@ -77,14 +77,10 @@ class GgufFile:
             result[start : start + step] = torch.from_numpy(part.copy()).view(-1, shape[-1])
         return result.view(shape)
 
-    def kinds(self) -> list[str]:
-        """The types of all matrices."""
-        return [tensor.tensor_type.name for tensor in self._tensors.values() if len(tensor.shape) > 1]
-
-    def stored(self, name: str) -> tuple[torch.Tensor, str]:
-        """Rows of bytes as they lie in the file, in GGUF's own layout, and the name of their type."""
+    def place(self, name: str) -> tuple[str, tuple[int, ...], int, int]:
+        """The name of its type, its shape as torch has it, and its offset and size in bytes."""
         tensor = self._tensors[name]
-        return torch.from_numpy(tensor.data.copy()), tensor.tensor_type.name
+        return tensor.tensor_type.name, self.shape(name), int(tensor.data_offset), int(tensor.n_bytes)
 
     def _check(self, size: int) -> None:
         for name, tensor in self._tensors.items():

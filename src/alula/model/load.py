@@ -159,7 +159,7 @@ def _blocks(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels, dtype
         raise AlulaError(f"dtype is 'file', and {checkpoint.folder} is no GGUF file: give dtype int8 or bfloat16")
     if kernels.weight_format != "file" or checkpoint.gguf is None:
         return None
-    return GgufBlocks(checkpoint.gguf, config)
+    return GgufBlocks(checkpoint.gguf, checkpoint.folder, config)
 
 
 def load_model(

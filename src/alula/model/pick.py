@@ -57,7 +57,7 @@ def _candidates(checkpoint: Checkpoint) -> dict[str, BlockFormat | None]:
     if checkpoint.gguf is not None:
         from alula.model.gguf_blocks import usual_format
 
-        blocks = usual_format(checkpoint.gguf)
+        blocks = usual_format(checkpoint.folder)
         if blocks is not None:
             found["file"] = blocks
     return found
