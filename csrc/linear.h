@@ -118,13 +118,10 @@ void multiply_block(const LinearArgs& a, const float* x, int64_t ldx, int64_t ro
 // bf16 rows are widened first. 16 values more than needed keep rows off the same cache sets.
 inline int64_t widened_stride(int64_t in) { return ceil_div(in, 16) * 16 + 16; }
 
-inline void widen_in_team(const LinearArgs& a, float* wide) {
+inline void widen_row(const LinearArgs& a, int64_t r, float* wide) {
     const int64_t ld = widened_stride(a.in);
-#pragma omp for
-    for (int64_t r = 0; r < a.rows; ++r) {
-        const void* x = row_at(a.x, r);
-        for (int64_t i = 0; i < a.in; i += 16) row_store(wide + r * ld, false, i, ld, row_load(x, true, i, a.in));
-    }
+    const void* x = row_at(a.x, r);
+    for (int64_t i = 0; i < a.in; i += 16) row_store(wide + r * ld, false, i, ld, row_load(x, true, i, a.in));
 }
 
 // Calls block(row, rows, panel, panels, sums) for all blocks of the calling thread's share of the outputs. x_bytes: of

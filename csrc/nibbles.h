@@ -33,22 +33,19 @@ inline ByteRows byte_rows(const LinearArgs& a, const float* wide) {
     return {at, at + 4 * groups, at + 8 * groups, byte_stride(a.in)};
 }
 
-inline void bytes_in_team(const LinearArgs& a, float* wide) {
+inline void bytes_row(const LinearArgs& a, int64_t r, float* wide) {
     const int64_t groups = ceil_div(a.in, kGroup);
-#pragma omp for
-    for (int64_t r = 0; r < a.rows; ++r) {
-        float* scales = reinterpret_cast<float*>(reinterpret_cast<char*>(wide) + r * byte_stride(a.in));
-        int8_t* to = reinterpret_cast<int8_t*>(scales + 2 * groups);
-        for (int64_t g = 0; g < groups; ++g) {
-            int16_t numbers[kGroup];
-            int32_t total = 0;
-            scales[g] = quantise_group(row_at(a.x, r), a.x.bf16, g * kGroup, a.in, false, numbers);
-            for (int64_t i = 0; i < kGroup; ++i) {
-                total += numbers[i];
-                to[g * kGroup + i] = int8_t(numbers[i]);
-            }
-            scales[groups + g] = scales[g] * float(total);
+    float* scales = reinterpret_cast<float*>(reinterpret_cast<char*>(wide) + r * byte_stride(a.in));
+    int8_t* to = reinterpret_cast<int8_t*>(scales + 2 * groups);
+    for (int64_t g = 0; g < groups; ++g) {
+        int16_t numbers[kGroup];
+        int32_t total = 0;
+        scales[g] = quantise_group(row_at(a.x, r), a.x.bf16, g * kGroup, a.in, false, numbers);
+        for (int64_t i = 0; i < kGroup; ++i) {
+            total += numbers[i];
+            to[g * kGroup + i] = int8_t(numbers[i]);
         }
+        scales[groups + g] = scales[g] * float(total);
     }
 }
 

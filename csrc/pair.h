@@ -32,8 +32,8 @@ inline void copy_row(bool bf16, void* to, int64_t to_at, const void* from, int64
     std::memcpy(row_at(to, bf16, to_at), row_at(const_cast<void*>(from), bf16, from_at), size_t(width * (bf16 ? 2 : 4)));
 }
 
-// Each row: the normed embedding of its token, then its normed state.
-inline void pair_up(const PairArgs& a, void* paired) {
+// Each row: the normed embedding of its token, then its normed state, which `next` reads.
+inline void pair_up(const PairArgs& a, void* paired, const Product& next) {
     const StackArgs& s = a.stack;
     const Rows embedding_norm{s.layers[0].input_norm, 0, s.norm_bf16}, state_norm{a.state_norm, 0, s.norm_bf16};
 #pragma omp for
@@ -44,6 +44,7 @@ inline void pair_up(const PairArgs& a, void* paired) {
                  s.round_last);
         norm_row(state, s.bf16, state_norm, row_at(paired, s.bf16, (2 * row + 1) * s.hidden), s.hidden, s.eps,
                  s.round_last);
+        next(row);
     }
 }
 
@@ -75,8 +76,8 @@ inline void add_rows(const StackArgs& s, const void* x, const void* other, void*
 inline void pair_in_team(const PairArgs& a, const PairRows& rows) {
     const StackArgs& all = a.stack;
     const StackLayer& layer = all.layers[0];
-    pair_up(a, rows.paired);
-    product(all, layer.qkv, rows.paired, rows.layer.qkv, rows.layer.wide);
+    pair_up(a, rows.paired, reading(all, &layer.qkv, rows.paired, rows.layer.wide));
+    product(all, layer.qkv, rows.paired, rows.layer.qkv, rows.layer.wide, true);
     rotate_layer(all, layer, 0, rows.layer);
     if (!a.kept) return;
     keep_rows(a, rows);
@@ -84,11 +85,11 @@ inline void pair_in_team(const PairArgs& a, const PairRows& rows) {
     kept.rows = a.kept;
     kept.residual = rows.residual;
     attend_layer(kept, layer, 0, rows.kept_q, rows.layer);
-    product(kept, layer.output, rows.layer.mixed, rows.layer.output, rows.layer.wide);
-    add_and_normalise(kept, rows.layer.output, layer.output_norm, layer.mlp_norm, rows.layer);
+    product(kept, layer.output, rows.layer.mixed, rows.layer.output, rows.layer.wide, false);
+    add_and_normalise(kept, rows.layer.output, layer.output_norm, layer.mlp_norm, &layer.gate_up, rows.layer);
     feed_forward(kept, layer, rows.layer);
     if (all.final_norm)
-        normalise(kept, rows.layer.output, all.final_norm, rows.residual, all.final);
+        normalise(kept, rows.layer.output, all.final_norm, rows.residual, all.final, {});
     else
         add_rows(kept, rows.layer.output, rows.residual, all.final);
 }

@@ -6,34 +6,47 @@ inline int64_t prepared_floats(const LinearArgs& a) {
     return a.x.bf16 || !as_they_are ? a.rows * widened_stride(a.in) : 0;
 }
 
+// Row r of the input as the product reads it; nothing for one that is read as it is.
+inline void prepare_row(const LinearArgs& a, int64_t r, float* wide) {
+    switch (a.format) {
+        case Format::fp32:
+        case Format::bf16:
+            if (a.x.bf16) widen_row(a, r, wide);
+            break;
+        case Format::int8:
+        case Format::q8: quantise_row(a, r, wide); break;
+        case Format::q4: bytes_row(a, r, wide); break;
+    }
+}
+
 inline void float_product(const LinearArgs& a, float* wide) {
-    if (a.x.bf16) widen_in_team(a, wide);
     const float* x = a.x.bf16 ? wide : static_cast<const float*>(a.x.data);
     const int64_t ldx = a.x.bf16 ? widened_stride(a.in) : a.x.stride;
     a.format == Format::bf16 ? multiply_floats<uint16_t>(a, x, ldx) : multiply_floats<float>(a, x, ldx);
 }
 
 inline void byte_product(const LinearArgs& a, float* wide) {
-    quantise_in_team(a, wide);
     const QuantisedRows x = quantised_rows(a, wide);
     a.format == Format::q8 ? multiply_groups<Bytes<true>>(a, x) : multiply_groups<Bytes<false>>(a, x);
 }
 
-inline void nibble_product(const LinearArgs& a, float* wide) {
-    bytes_in_team(a, wide);
-    multiply_groups<Nibbles>(a, byte_rows(a, wide));
-}
-
-// By the threads that call it together, which all return when the product is there. `wide` has prepared_floats(a).
-inline void linear_in_team(const LinearArgs& a, float* wide) {
+// On rows that are prepared. By the threads that call it together, which all return when the product is there.
+inline void product_in_team(const LinearArgs& a, float* wide) {
     switch (a.format) {
         case Format::fp32:
         case Format::bf16: float_product(a, wide); break;
         case Format::int8:
         case Format::q8: byte_product(a, wide); break;
-        case Format::q4: nibble_product(a, wide); break;
+        case Format::q4: multiply_groups<Nibbles>(a, byte_rows(a, wide)); break;
     }
 #pragma omp barrier
+}
+
+// The same on rows as they are. `wide` has prepared_floats(a).
+inline void linear_in_team(const LinearArgs& a, float* wide) {
+#pragma omp for
+    for (int64_t r = 0; r < a.rows; ++r) prepare_row(a, r, wide);
+    product_in_team(a, wide);
 }
 
 void linear(const LinearArgs& a) {

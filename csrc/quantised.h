@@ -50,15 +50,12 @@ inline QuantisedRows quantised_rows(const LinearArgs& a, float* wide) {
     return {wide, reinterpret_cast<int16_t*>(wide + groups), widened_stride(a.in)};
 }
 
-inline void quantise_in_team(const LinearArgs& a, float* wide) {
+inline void quantise_row(const LinearArgs& a, int64_t r, float* wide) {
     const int64_t groups = ceil_div(a.in, kGroup);
-#pragma omp for
-    for (int64_t r = 0; r < a.rows; ++r) {
-        float* scales = wide + r * widened_stride(a.in);
-        int16_t* numbers = reinterpret_cast<int16_t*>(scales + groups);
-        for (int64_t g = 0; g < groups; ++g)
-            scales[g] = quantise_group(row_at(a.x, r), a.x.bf16, g * kGroup, a.in, false, numbers + g * kGroup);
-    }
+    float* scales = wide + r * widened_stride(a.in);
+    int16_t* numbers = reinterpret_cast<int16_t*>(scales + groups);
+    for (int64_t g = 0; g < groups; ++g)
+        scales[g] = quantise_group(row_at(a.x, r), a.x.bf16, g * kGroup, a.in, false, numbers + g * kGroup);
 }
 
 // Memory to fetch ahead: `bytes` for every group.

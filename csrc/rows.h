@@ -25,7 +25,9 @@ inline void norm_row(const void* x, bool bf16, const Rows& weight, void* y, int6
     }
 }
 
-inline void norm_in_team(const NormArgs& a) {
+// then(r) follows each row.
+template <class Then>
+inline void norm_in_team(const NormArgs& a, Then then) {
     const bool bf16 = a.x.bf16;
 #pragma omp for
     for (int64_t r = 0; r < a.rows; ++r) {
@@ -40,12 +42,13 @@ inline void norm_in_team(const NormArgs& a) {
             x = sum;
         }
         norm_row(x, bf16, a.weight, row_at(a.y, bf16, r * a.width), a.width, a.eps, a.round_last);
+        then(r);
     }
 }
 
 void norm(const NormArgs& a) {
 #pragma omp parallel num_threads(a.threads) if (a.rows * a.width > kParallelValues)
-    norm_in_team(a);
+    norm_in_team(a, [](int64_t) {});
 }
 
 inline V silu(V x) { return div(x, add(set1(1.0f), vexp(sub(zero(), x)))); }
@@ -57,7 +60,8 @@ inline V gelu_tanh(V x) {
     return mul(mul(set1(0.5f), x), add(set1(1.0f), vtanh(inner)));
 }
 
-inline void gated_in_team(const GatedArgs& a) {
+template <class Then>
+inline void gated_in_team(const GatedArgs& a, Then then) {
     const bool bf16 = a.x.bf16;
 #pragma omp for
     for (int64_t r = 0; r < a.rows; ++r) {
@@ -69,12 +73,13 @@ inline void gated_in_team(const GatedArgs& a) {
             const V active = rounded(a.gelu ? gelu_tanh(x) : silu(x), bf16);
             row_store(y, bf16, i, a.width, mul(active, row_load(up, bf16, i, a.width)));
         }
+        then(r);
     }
 }
 
 void gated(const GatedArgs& a) {
 #pragma omp parallel num_threads(a.threads) if (a.rows * a.width > kParallelValues)
-    gated_in_team(a);
+    gated_in_team(a, [](int64_t) {});
 }
 
 void softcap(const Rows& x, void* y, int64_t rows, int64_t width, float cap, int threads) {

@@ -35,28 +35,48 @@ inline int64_t stack_floats(const StackArgs& a) {
     return a.rows * (values + widened_stride(widest)) + 8 * 16;
 }
 
-inline void product(const StackArgs& a, const LinearArgs& weight, const void* x, void* y, float* wide) {
-    LinearArgs args = weight;
-    args.x = {x, weight.in, a.bf16};
-    args.y = y;
+// A product of the rows of x, and where its prepared rows lie. Without a weight there is nothing to prepare.
+struct Product {
+    LinearArgs args;
+    float* wide;
+    bool there;
+    void operator()(int64_t r) const {
+        if (there) prepare_row(args, r, wide);
+    }
+};
+
+inline Product reading(const StackArgs& a, const LinearArgs* weight, const void* x, float* wide) {
+    if (!weight) return {{}, nullptr, false};
+    LinearArgs args = *weight;
+    args.x = {x, weight->in, a.bf16};
     args.rows = a.rows;
     args.threads = a.threads;
-    linear_in_team(args, wide);
+    return {args, wide, true};
 }
 
-inline void normalise(const StackArgs& a, const void* x, const void* weight, void* residual, void* y) {
+// prepared: the step that made x has prepared its rows (see Product).
+inline void product(const StackArgs& a, const LinearArgs& weight, const void* x, void* y, float* wide, bool prepared) {
+    LinearArgs args = reading(a, &weight, x, wide).args;
+    args.y = y;
+    prepared ? product_in_team(args, wide) : linear_in_team(args, wide);
+}
+
+// next: the product that reads y; its rows are prepared while they are at hand.
+inline void normalise(const StackArgs& a, const void* x, const void* weight, void* residual, void* y,
+                      const Product& next) {
     const Rows other{residual, a.hidden, a.bf16};
     norm_in_team({{x, a.hidden, a.bf16}, residual ? &other : nullptr, {weight, 0, a.norm_bf16}, y, residual, a.rows,
-                  a.hidden, a.eps, a.round_last, a.threads});
+                  a.hidden, a.eps, a.round_last, a.threads}, next);
 }
 
-// residual += x (normed first, if the family does so); normed = its norm.
-inline void add_and_normalise(const StackArgs& a, void* x, const void* own, const void* weight, const StackRows& rows) {
+// residual += x (normed first, if the family does so); normed = its norm, which `next` reads.
+inline void add_and_normalise(const StackArgs& a, void* x, const void* own, const void* weight, const LinearArgs* next,
+                              const StackRows& rows) {
     if (own) {
-        normalise(a, x, own, nullptr, rows.normed);
+        normalise(a, x, own, nullptr, rows.normed, {});
         x = rows.normed;
     }
-    normalise(a, x, weight, a.residual, rows.normed);
+    normalise(a, x, weight, a.residual, rows.normed, reading(a, next, rows.normed, rows.wide));
 }
 
 inline void rotate_layer(const StackArgs& a, const StackLayer& layer, int64_t index, const StackRows& rows) {
@@ -79,11 +99,12 @@ inline void attend_layer(const StackArgs& a, const StackLayer& layer, int64_t in
     attention_in_team(args);
 }
 
-// output = the gated layers on `normed`.
+// output = the gated layers on `normed`, whose rows are prepared.
 inline void feed_forward(const StackArgs& a, const StackLayer& layer, const StackRows& rows) {
-    product(a, layer.gate_up, rows.normed, rows.gate_up, rows.wide);
-    gated_in_team({{rows.gate_up, 2 * a.middle, a.bf16}, rows.gated, a.rows, a.middle, a.gelu, a.threads});
-    product(a, layer.down, rows.gated, rows.output, rows.wide);
+    product(a, layer.gate_up, rows.normed, rows.gate_up, rows.wide, true);
+    gated_in_team({{rows.gate_up, 2 * a.middle, a.bf16}, rows.gated, a.rows, a.middle, a.gelu, a.threads},
+                  reading(a, &layer.down, rows.gated, rows.wide));
+    product(a, layer.down, rows.gated, rows.output, rows.wide, true);
 }
 
 // Copies the rows after `layer` layers to where they were asked for.
@@ -100,18 +121,19 @@ inline void tap(const StackArgs& a, int64_t layer, const void* from) {
 
 inline void stack_in_team(const StackArgs& a, const StackRows& rows) {
     tap(a, 0, a.residual);
-    normalise(a, a.residual, a.layers[0].input_norm, nullptr, rows.normed);
+    normalise(a, a.residual, a.layers[0].input_norm, nullptr, rows.normed,
+              reading(a, &a.layers[0].qkv, rows.normed, rows.wide));
     for (int64_t index = 0; index < a.layer_count; ++index) {
         const StackLayer& layer = a.layers[index];
-        const bool last = index + 1 == a.layer_count;
-        product(a, layer.qkv, rows.normed, rows.qkv, rows.wide);
+        const StackLayer* next = index + 1 < a.layer_count ? &a.layers[index + 1] : nullptr;
+        product(a, layer.qkv, rows.normed, rows.qkv, rows.wide, true);
         rotate_layer(a, layer, index, rows);
         attend_layer(a, layer, index, rows.q, rows);
-        product(a, layer.output, rows.mixed, rows.output, rows.wide);
-        add_and_normalise(a, rows.output, layer.output_norm, layer.mlp_norm, rows);
+        product(a, layer.output, rows.mixed, rows.output, rows.wide, false);
+        add_and_normalise(a, rows.output, layer.output_norm, layer.mlp_norm, &layer.gate_up, rows);
         feed_forward(a, layer, rows);
-        add_and_normalise(a, rows.output, layer.mlp_output_norm,
-                          last ? a.final_norm : a.layers[index + 1].input_norm, rows);
+        add_and_normalise(a, rows.output, layer.mlp_output_norm, next ? next->input_norm : a.final_norm,
+                          next ? &next->qkv : nullptr, rows);
         tap(a, index + 1, a.residual);
     }
     tap(a, kFinalTap, rows.normed);
