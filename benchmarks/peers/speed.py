@@ -10,8 +10,8 @@ engine is a process of its own, loaded before the first round, asleep while anot
 changes from prompt to prompt. Decoding is greedy, up to `--max-tokens` or the model's end.
 
 The report, OUTPUT/peers.json and .md: tokens per second by prompt (median of the rounds; the prompt's reading counted),
-median and 10th to 90th percentile over prompts, decoding alone (after the first token), and the ratio to the first
-engine named, prompt by prompt.
+median and 10th to 90th percentile over prompts, decoding alone (after the first token), reading (prompt tokens over the
+time to the first token), and the ratio to the first engine named, prompt by prompt.
 """
 
 from __future__ import annotations
@@ -122,7 +122,12 @@ def speeds(rounds: Sequence[dict[str, Any]]) -> tuple[float, float]:
     return whole, statistics.median(later) if later else whole
 
 
-def summary(runs: Sequence[Any], workers: Sequence[Worker]) -> list[dict[str, Any]]:
+def reading(prompt: Sequence[int], rounds: Sequence[dict[str, Any]]) -> float:
+    """Prompt tokens per second until the first token was there."""
+    return statistics.median(len(prompt) / run["first"] for run in rounds)
+
+
+def summary(prompts: Sequence[Sequence[int]], runs: Sequence[Any], workers: Sequence[Worker]) -> list[dict[str, Any]]:
     whole = [[speeds(rounds)[0] for rounds in engine] for engine in runs]
     rows = []
     for engine, worker, values in zip(runs, workers, whole, strict=True):
@@ -133,6 +138,7 @@ def summary(runs: Sequence[Any], workers: Sequence[Worker]) -> list[dict[str, An
                 **worker.about,
                 "tokens_per_second": _spread(values),
                 "decoding_alone": _spread([speeds(rounds)[1] for rounds in engine]),
+                "reading": _spread([reading(*pair) for pair in zip(prompts, engine, strict=True)]),
                 "ratio_to_first": _spread(ratios),
                 "mean_tokens": statistics.mean(run["tokens"] for rounds in engine for run in rounds),
             }
@@ -146,8 +152,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"{report['max_tokens']} tokens, {report['rounds']} rounds; plain reads run at "
         f"{report['gigabytes_per_second']:.1f} GB/s.",
         "",
-        "| engine | version | tokens/s (10% to 90%) | decoding alone | ratio to the first |",
-        "|---|---|---|---|---|",
+        "| engine | version | tokens/s (10% to 90%) | decoding alone | reading | ratio to the first |",
+        "|---|---|---|---|---|---|",
     ]
     for row in report["engines"]:
         cells = [_shown(row[name], digits) for name, digits in COLUMNS]
@@ -155,7 +161,7 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-COLUMNS = (("tokens_per_second", 1), ("decoding_alone", 1), ("ratio_to_first", 2))
+COLUMNS = (("tokens_per_second", 1), ("decoding_alone", 1), ("reading", 0), ("ratio_to_first", 2))
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -194,7 +200,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "prompts": len(prompts),
         **{name: getattr(arguments, name) for name in ("threads", "max_tokens", "rounds")},
         "gigabytes_per_second": round(read_bandwidth() / 1e9, 2),
-        "engines": summary(runs, workers),
+        "engines": summary(prompts, runs, workers),
         "runs": runs,
     }
     arguments.output.mkdir(parents=True, exist_ok=True)

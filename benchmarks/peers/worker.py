@@ -9,6 +9,7 @@ tokens, until the last and until the first. The first line says which version it
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -124,7 +125,30 @@ def transformers(path: str, threads: int, settings: dict[str, str]) -> tuple[str
     return __version__, generate
 
 
-KINDS = {"alula": alula, "llama_cpp": llama_cpp, "openvino": openvino, "transformers": transformers}
+def vllm(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Generate]:
+    """model: the folder of the same weights in Hugging Face's layout, which is read instead of the file; dtype."""
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
+    from vllm import LLM, SamplingParams, __version__
+
+    model = LLM(
+        settings["model"],
+        dtype=settings.get("dtype", "bfloat16"),
+        max_model_len=2048,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+    )
+
+    def generate(prompt: Sequence[int], most: int) -> tuple[int, float]:
+        begun = time.perf_counter()
+        params = SamplingParams(temperature=0.0, max_tokens=most)
+        found = model.generate({"prompt_token_ids": list(prompt)}, params, use_tqdm=False)[0]
+        return len(found.outputs[0].token_ids), begun + found.metrics.first_token_latency
+
+    return __version__, generate
+
+
+KINDS = {"alula": alula, "llama_cpp": llama_cpp, "openvino": openvino, "transformers": transformers, "vllm": vllm}
 
 
 def timed(generate: Generate, prompt: Sequence[int], most: int) -> dict[str, float]:
