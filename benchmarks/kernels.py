@@ -117,7 +117,7 @@ def chunk_input(rows: int, context: int) -> AttentionInput:
 def attention_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int) -> Iterable[Figure]:
     for context in (128, 512, 2048):
         slots = (context + rows) // PAGE * PAGE + PAGE
-        layer = KVLayer(*(torch.randn(slots, GROUPS, HEAD_DIM).to(dtype) for _ in range(2)))
+        layer = KVLayer(*(torch.randn(GROUPS, slots, HEAD_DIM).to(dtype) for _ in range(2)))
         q = torch.randn(rows, HEADS, HEAD_DIM).to(dtype)
         for kind, where in (("tree", tree_input(rows, context)), ("chunk", chunk_input(rows, context))):
             seconds = best(partial(kernels.attention, q, layer, where, scale=0.125), repeats)
@@ -131,7 +131,7 @@ def other_figures(kernels: Kernels, dtype: torch.dtype, rows: int, repeats: int)
     gate_up = torch.randn(rows, 3072).to(dtype)
     logits = torch.randn(rows, 49152)
     where = tree_input(rows, 64)
-    layer = KVLayer(*(torch.zeros(64 + rows + PAGE, GROUPS, HEAD_DIM, dtype=dtype) for _ in range(2)))
+    layer = KVLayer(*(torch.zeros(GROUPS, 64 + rows + PAGE, HEAD_DIM, dtype=dtype) for _ in range(2)))
     qkv = torch.randn(rows, (HEADS + 2 * GROUPS) * HEAD_DIM).to(dtype)
     rope = RopeTable(torch.ones(64 + rows, HEAD_DIM // 2), torch.zeros(64 + rows, HEAD_DIM // 2))
     steps: tuple[tuple[str, Callable[[], object], float], ...] = (

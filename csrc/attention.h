@@ -45,7 +45,7 @@ inline void unpack(const Task& t, int64_t row, int64_t start, int64_t low, int64
     for (int64_t j = start; j < start + kPanelKeys; ++j) {
         keys[j - start] = values[j - start] = t.zeros;
         if (j < low || j >= high) continue;
-        const int64_t at = (slot_of(t, row, j) * a.groups + t.group) * a.head_dim;
+        const int64_t at = (t.group * a.held + slot_of(t, row, j)) * a.head_dim;
         keys[j - start] = row_at(const_cast<void*>(a.keys), a.kv_bf16, at);
         values[j - start] = row_at(const_cast<void*>(a.values), a.kv_bf16, at);
     }
@@ -111,7 +111,7 @@ inline void fetch(const Task& t, int64_t row, int64_t start, int64_t low, int64_
     const AttentionArgs& a = t.a;
     const int64_t bytes = a.head_dim * (a.kv_bf16 ? 2 : 4);
     for (int64_t j = larger(low, start); j < smaller(high, start + kPanelKeys); ++j) {
-        const int64_t at = (slot_of(t, row, j) * a.groups + t.group) * bytes;
+        const int64_t at = (t.group * a.held + slot_of(t, row, j)) * bytes;
         for (int64_t line = 0; line < bytes; line += 64) {
             prefetch(static_cast<const char*>(a.keys) + at + line);
             prefetch(static_cast<const char*>(a.values) + at + line);

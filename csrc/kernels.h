@@ -78,8 +78,9 @@ struct GatedArgs {
 struct RopeArgs {
     Rows qkv;
     void* q;  // [rows, heads, head_dim], dtype of qkv
-    void *keys, *values;
+    void *keys, *values;  // [groups, held, head_dim]: the slots of a head lie side by side
     bool kv_bf16;
+    int64_t held;
     const float *cos, *sin;
     const int64_t *positions, *slots;
     const Rows *query_norm, *key_norm;  // or null, both
@@ -99,8 +100,9 @@ struct AttentionArgs {
     const void* q;
     void* y;
     bool bf16;
-    const void *keys, *values;
+    const void *keys, *values;  // as in RopeArgs
     bool kv_bf16;
+    int64_t held;
     const Run* runs;
     int64_t run_count;
     const int32_t *count, *first, *shared;  // per row: keys, first visible key, keys found through the run's slots
@@ -135,6 +137,7 @@ struct StackArgs {
     bool bf16;       // of all rows
     void* const *keys, *const *values;  // per layer
     bool kv_bf16;
+    int64_t held;  // slots of every layer
     const int64_t *positions, *slots;
     AttentionArgs where;  // all but q, y, keys, values and window
     const int64_t* taps;  // how many layers have run before the rows wanted, or kFinalTap

@@ -117,19 +117,19 @@ class Level {
     }
 
     void rope(Address qkv, int64_t stride, bool bf16, Address q, Address keys, Address values, bool kv_bf16,
-              Address cos, Address sin, Address positions, Address slots, Address query_norm, Address key_norm,
+              int64_t held, Address cos, Address sin, Address positions, Address slots, Address query_norm, Address key_norm,
               bool norm_bf16, float eps, bool round_last, int64_t rows, int64_t heads, int64_t groups,
               int64_t head_dim, int threads) const {
         const Rows query{at<>(query_norm), 0, norm_bf16}, key{at<>(key_norm), 0, norm_bf16};
         const bool normed = query_norm && key_norm;
-        table->rope({{at<>(qkv), stride, bf16}, at<>(q), at<>(keys), at<>(values), kv_bf16, at<const float>(cos),
+        table->rope({{at<>(qkv), stride, bf16}, at<>(q), at<>(keys), at<>(values), kv_bf16, held, at<const float>(cos),
                      at<const float>(sin), at<const int64_t>(positions), at<const int64_t>(slots),
                      normed ? &query : nullptr, normed ? &key : nullptr, eps, round_last, rows, heads, groups,
                      head_dim, threads});
     }
 
     void attention(const Where& where, Address q, Address y, bool bf16, Address keys, Address values, bool kv_bf16,
-                   int64_t heads, int64_t groups, int64_t head_dim, int64_t window, float scale, float softcap,
+                   int64_t held, int64_t heads, int64_t groups, int64_t head_dim, int64_t window, float scale, float softcap,
                    int threads) const {
         AttentionArgs args = addressing(where);
         args.q = at<>(q);
@@ -138,6 +138,7 @@ class Level {
         args.keys = at<>(keys);
         args.values = at<>(values);
         args.kv_bf16 = kv_bf16;
+        args.held = held;
         args.heads = heads;
         args.groups = groups;
         args.head_dim = head_dim;
@@ -242,9 +243,9 @@ class Stack {
     }
 
     void run(const Where& where, Address residual, Address final, const std::vector<Address>& keys,
-             const std::vector<Address>& values, bool kv_bf16, Address positions, Address slots,
+             const std::vector<Address>& values, bool kv_bf16, int64_t held, Address positions, Address slots,
              const std::vector<int64_t>& taps, Address features, int threads) const {
-        StackArgs args = arguments(where, keys, values, kv_bf16, positions, slots, threads);
+        StackArgs args = arguments(where, keys, values, kv_bf16, held, positions, slots, threads);
         args.residual = at<>(residual);
         args.final = at<>(final);
         args.taps = taps.data();
@@ -256,19 +257,21 @@ class Stack {
 
     // All but rows and results. The vectors must outlive it.
     StackArgs arguments(const Where& where, const std::vector<Address>& keys, const std::vector<Address>& values,
-                        bool kv_bf16, Address positions, Address slots, int threads) const {
+                        bool kv_bf16, int64_t held, Address positions, Address slots, int threads) const {
         StackArgs args = args_;
         args.layers = layers_.data();
         args.layer_count = int64_t(layers_.size());
         args.keys = reinterpret_cast<void* const*>(keys.data());
         args.values = reinterpret_cast<void* const*>(values.data());
         args.kv_bf16 = kv_bf16;
+        args.held = held;
         args.positions = at<const int64_t>(positions);
         args.slots = at<const int64_t>(slots);
         args.threads = threads;
         args.where = addressing(where);
         args.where.bf16 = args.bf16;
         args.where.kv_bf16 = kv_bf16;
+        args.where.held = held;
         args.where.heads = args.heads;
         args.where.groups = args.groups;
         args.where.head_dim = args.head_dim;
@@ -308,7 +311,7 @@ class Pair {
         if (keep) check("kept row", at<const int64_t>(keep), kept, rows);
         if (kept > rows) throw std::invalid_argument("more rows are kept than there are: name each once");
         const std::vector<Address> all_keys{keys}, all_values{values};
-        PairArgs args{stack_.arguments(kept_where, all_keys, all_values, kv_bf16, positions, slots, threads),
+        PairArgs args{stack_.arguments(kept_where, all_keys, all_values, kv_bf16, held, positions, slots, threads),
                       at<const int64_t>(tokens),
                       at<>(embedding_),
                       at<>(states),

@@ -117,14 +117,16 @@ inline void rope_row(const RopeArgs& a, int64_t row, void* normed) {
             norm_row(head, bf16, *weight, normed, a.head_dim, a.eps, a.round_last);
             head = normed;
         }
-        const int64_t at = query ? (row * a.heads + h) * a.head_dim : (slot * a.groups + h - a.heads) * a.head_dim;
+        const int64_t at = query ? (row * a.heads + h) * a.head_dim : ((h - a.heads) * a.held + slot) * a.head_dim;
         const bool to_bf16 = query ? bf16 : a.kv_bf16;
         rotate(head, bf16, row_at(query ? a.q : a.keys, to_bf16, at), to_bf16, cos, sin, half);
     }
-    const void* values = row_at(start, bf16, (a.heads + a.groups) * a.head_dim);
-    const int64_t width = a.groups * a.head_dim;
-    void* to = row_at(a.values, a.kv_bf16, slot * width);
-    for (int64_t i = 0; i < width; i += 16) row_store(to, a.kv_bf16, i, width, row_load(values, bf16, i, width));
+    for (int64_t g = 0; g < a.groups; ++g) {
+        const void* value = row_at(start, bf16, (a.heads + a.groups + g) * a.head_dim);
+        void* to = row_at(a.values, a.kv_bf16, (g * a.held + slot) * a.head_dim);
+        for (int64_t i = 0; i < a.head_dim; i += 16)
+            row_store(to, a.kv_bf16, i, a.head_dim, row_load(value, bf16, i, a.head_dim));
+    }
 }
 
 inline void rope_in_team(const RopeArgs& a) {

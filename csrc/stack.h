@@ -83,7 +83,7 @@ inline void rotate_layer(const StackArgs& a, const StackLayer& layer, int64_t in
     const Rows query{layer.query_norm, 0, layer.head_norm_bf16}, key{layer.key_norm, 0, layer.head_norm_bf16};
     const bool normed = layer.query_norm && layer.key_norm;
     rope_in_team({{rows.qkv, query_width(a) + 2 * a.groups * a.head_dim, a.bf16}, rows.q, a.keys[index],
-                  a.values[index], a.kv_bf16, layer.cos, layer.sin, a.positions, a.slots, normed ? &query : nullptr,
+                  a.values[index], a.kv_bf16, a.held, layer.cos, layer.sin, a.positions, a.slots, normed ? &query : nullptr,
                   normed ? &key : nullptr, layer.head_eps, layer.head_round_last, a.rows, a.heads, a.groups,
                   a.head_dim, a.threads});
 }

@@ -32,11 +32,11 @@ def mark(kind: str, tokens: Sequence[int]) -> float:
 
 
 Rows = list[tuple[np.ndarray, np.ndarray]]
-"""Keys and values of each layer as numpy views, which are quicker to touch row by row."""
+"""Keys and values of each layer as numpy views [slots, heads, size], which are quicker to touch row by row."""
 
 
 def rows_of(layers: Sequence[KVLayer]) -> Rows:
-    return [(layer.keys.numpy(), layer.values.numpy()) for layer in layers]
+    return [(layer.keys.transpose(0, 1).numpy(), layer.values.transpose(0, 1).numpy()) for layer in layers]
 
 
 def write(rows: Rows, slot: int, kind: str, tokens: Sequence[int]) -> None:

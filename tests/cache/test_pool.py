@@ -24,7 +24,7 @@ def cache(**changes: Any) -> PagedCache:
 def test_layers_have_their_own_memory() -> None:
     made = cache(drafter=(KVShape(1, 2),))
     layers = [*made.target_layers, *made.drafter_layers]
-    assert [tuple(layer.keys.shape) for layer in layers] == [(16, 2, 4), (16, 1, 8), (16, 2, 4), (16, 1, 2)]
+    assert [tuple(layer.keys.shape) for layer in layers] == [(2, 16, 4), (1, 16, 8), (2, 16, 4), (1, 16, 2)]
     tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
     for number, tensor in enumerate(tensors):
         assert tensor.is_contiguous() and not tensor.any()
@@ -56,19 +56,19 @@ def test_overlapping_rows_are_read_before_written(dtype: torch.dtype, heads: int
     pool = Pool(layout, 4, torch.device("cpu"))
     layers = [*pool.target_layers, *pool.drafter_layers]
     for layer in layers:
-        layer.keys.copy_(torch.arange(16)[:, None, None])
-        layer.values.copy_(100 + torch.arange(16)[:, None, None])
+        layer.keys.copy_(torch.arange(16)[None, :, None])
+        layer.values.copy_(100 + torch.arange(16)[None, :, None])
     pool.move_rows(np.array([[3, 5, 9, 4], [4, 3, 5, 6]]))
     moved = [0, 1, 2, 5, 3, 9, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15]
     for layer, expected in zip(layers, (moved, moved, list(range(16))), strict=True):
-        assert layer.keys[:, 0, 0].tolist() == expected and layer.keys[:, -1, -1].tolist() == expected
-        assert layer.values[:, -1, 1].tolist() == [100 + slot for slot in expected]
+        assert layer.keys[0, :, 0].tolist() == expected and layer.keys[-1, :, -1].tolist() == expected
+        assert layer.values[-1, :, 1].tolist() == [100 + slot for slot in expected]
 
 
 def test_moving_by_index_agrees_with_the_cpu_path() -> None:
     moves = np.array([[3, 5, 9], [4, 3, 5]])
     pool = Pool(CacheLayout(4, (KVShape(2, 3),) * 2, (), 0, torch.bfloat16), 4, torch.device("cpu"))
-    block = torch.randn(4, 16, 2, 3).bfloat16()
+    block = torch.randn(4, 2, 16, 3).bfloat16()
     for layer, keys, values in zip(pool.target_layers, block[0::2], block[1::2], strict=True):
         layer.keys.copy_(keys)
         layer.values.copy_(values)

@@ -119,7 +119,7 @@ def entries(bench: Bench, id: int, start: int, stop: int) -> list[torch.Tensor]:
     """The drafter's keys and values in logical slots start .. stop - 1 of a sequence."""
     with bench.cache.begin({id: 0}) as txn:
         slots = torch.from_numpy(txn.slots(id, np.arange(start, stop)))
-    return [side[slots].clone() for layer in bench.cache.drafter_layers for side in (layer.keys, layer.values)]
+    return [side[:, slots].clone() for layer in bench.cache.drafter_layers for side in (layer.keys, layer.values)]
 
 
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:

@@ -135,4 +135,4 @@ class _Reference:
 
 def _rows(cache: PagedCache, pool: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     with cache.begin({0: 0}) as txn:
-        return pool[torch.from_numpy(txn.slots(0, np.arange(start, stop)))]
+        return pool[:, torch.from_numpy(txn.slots(0, np.arange(start, stop)))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -69,6 +70,11 @@ def draw_rows(seed: int, heads: int, groups: int, size: int, dtype: torch.dtype)
     return rows
 
 
+def _put(layer: KVLayer, slots: Sequence[int] | np.ndarray, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """keys, values: one entry per slot, [slots, heads, size]."""
+    layer.keys[:, slots], layer.values[:, slots] = keys.transpose(0, 1), values.transpose(0, 1)
+
+
 def place(rows: list[Row], seed: int, page_size: int) -> tuple[torch.Tensor, KVLayer, AttentionInput]:
     """Queries, cache and addresses: pages and tail slots anywhere, and NaN in every slot nobody owns.
 
@@ -84,16 +90,16 @@ def place(rows: list[Row], seed: int, page_size: int) -> tuple[torch.Tensor, KVL
     table = order[: len(lines) * pages].reshape(len(lines), pages).astype(np.int32)
     free = rng.permutation(np.concatenate([np.arange(p * page_size, (p + 1) * page_size) for p in order[table.size :]]))
     dtype = rows[0].keys.dtype
-    layer = KVLayer(*(torch.full((page_count * page_size, groups, size), torch.nan, dtype=dtype) for _ in range(2)))
+    layer = KVLayer(*(torch.full((groups, page_count * page_size, size), torch.nan, dtype=dtype) for _ in range(2)))
     prefix, tails, used = [], [], 0
     for row in rows:
         line = table[lines.index(row.sequence)]
         split = int(rng.integers(0, row.shared + 1)) if rng.random() < 0.3 else row.shared
         slots = [int(line[j // page_size]) * page_size + j % page_size for j in range(row.shared)]
-        layer.keys[slots], layer.values[slots] = row.keys[: row.shared], row.values[: row.shared]
+        _put(layer, slots, row.keys[: row.shared], row.values[: row.shared])
         own = free[used : used + len(row.keys) - row.shared]
         used += len(own)
-        layer.keys[own], layer.values[own] = row.keys[row.shared :], row.values[row.shared :]
+        _put(layer, own, row.keys[row.shared :], row.values[row.shared :])
         prefix.append(split)
         tails.append([*slots[split:], *own])
     width = max(len(tail) for tail in tails)

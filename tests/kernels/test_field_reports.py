@@ -20,7 +20,7 @@ def test_a13_tree_mask_equals_a_dense_mask(kernels: Kernels, parents: list[int],
     nodes, heads, groups, size, page = len(parents), 6, 2, 32, 16
     random = torch.Generator().manual_seed(nodes + prefix)
     pages = (prefix + nodes) // page + 1
-    layer = KVLayer(*(torch.randn(pages * page, groups, size, generator=random) for _ in range(2)))
+    layer = KVLayer(*(torch.randn(groups, pages * page, size, generator=random) for _ in range(2)))
     q = torch.randn(nodes, heads, size, generator=random)
     tails = tree.tails_NE
     where = AttentionInput(
@@ -35,9 +35,7 @@ def test_a13_tree_mask_equals_a_dense_mask(kernels: Kernels, parents: list[int],
         page_size=page,
     )
     mask = torch.cat((torch.ones(nodes, prefix, dtype=torch.bool), torch.tensor(tree.mask_NN())), 1)
-    keys, values = (
-        x[: prefix + nodes].repeat_interleave(heads // groups, 1).transpose(0, 1) for x in vars(layer).values()
-    )
+    keys, values = (x[:, : prefix + nodes].repeat_interleave(heads // groups, 0) for x in vars(layer).values())
     dense = F.scaled_dot_product_attention(q.transpose(0, 1), keys, values, attn_mask=mask).transpose(0, 1)
     result = kernels.attention(q, layer, where, scale=size**-0.5)
     assert torch.allclose(result, dense, rtol=1e-5, atol=1e-5)

@@ -65,7 +65,7 @@ def layer(
 
 def cache(dtype: torch.dtype) -> KVLayer:
     random = torch.Generator().manual_seed(4)
-    return KVLayer(*(torch.randn(SLOTS, GROUPS, HEAD_DIM, generator=random).to(dtype) for _ in "kv"))
+    return KVLayer(*(torch.randn(GROUPS, SLOTS, HEAD_DIM, generator=random).to(dtype) for _ in "kv"))
 
 
 def rows(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +154,7 @@ def test_bad_arguments_are_named() -> None:
         "float32": (tokens, states.bfloat16(), where, held),
         "4 tokens": (tokens[:4], states, where, held),
         "int64": (tokens.int(), states, where, held),
-        "keys of shape": (tokens, states, where, narrow),
+        "heads of 4": (tokens, states, where, narrow),
         "kept row -1": (tokens, states, where, held, torch.tensor([-1])),
         "name each once": (tokens, states, where, held, twice),
     }.items():

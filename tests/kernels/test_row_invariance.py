@@ -112,7 +112,7 @@ def test_rope_write(kernels: Kernels, seed: int, rows: int, size: int, dtype: to
     positions = torch.randint(50, (rows,), generator=random)
 
     def written(picks: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        layer = KVLayer(*(torch.zeros(200, groups, size, dtype=dtype) for _ in range(2)))
+        layer = KVLayer(*(torch.zeros(groups, 200, size, dtype=dtype) for _ in range(2)))
         index = torch.zeros(len(picks), dtype=torch.int32)
         _, _, where = place(draw_rows(0, heads, groups, size, dtype)[:1], 0, 4)
         where = replace(
@@ -126,7 +126,7 @@ def test_rope_write(kernels: Kernels, seed: int, rows: int, size: int, dtype: to
             tail_TE=index[:, None].clone(),
         )
         q = kernels.rope_write(qkv[picks], layer, where, rope, heads=heads, norm=norm)
-        return q, layer.keys[slots], layer.values[slots]
+        return q, layer.keys[:, slots].transpose(0, 1), layer.values[:, slots].transpose(0, 1)
 
     everything = torch.arange(rows)
     together = written(everything, torch.randperm(200, generator=random)[:rows])

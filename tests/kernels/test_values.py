@@ -113,7 +113,7 @@ def test_rope_write(kernels: Kernels, dtype: torch.dtype, size: int) -> None:
     where = replace(
         where, sequence_T=index, prefix_T=index, tail_len_T=index, first_T=index, tail_TE=index[:, None] + 0
     )
-    layer = KVLayer(torch.ones(40, groups, size, dtype=dtype), torch.ones(40, groups, size, dtype=dtype))
+    layer = KVLayer(torch.ones(groups, 40, size, dtype=dtype), torch.ones(groups, 40, size, dtype=dtype))
     q = kernels.rope_write(qkv, layer, where, rope, heads=heads, norm=HeadNorm(*weights, 1e-6, True))
 
     packed = qkv.view(rows, -1, size)
@@ -124,11 +124,12 @@ def test_rope_write(kernels: Kernels, dtype: torch.dtype, size: int) -> None:
         return x * cos + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1) * sin
 
     assert close(q, turned(packed[:, :heads], weights[0]), TOLERANCE[dtype])
-    assert close(layer.keys[where.slots_T], turned(packed[:, heads:-groups], weights[1]), TOLERANCE[dtype])
-    assert same_bits(layer.values[where.slots_T], packed[:, -groups:])
+    keys, values = (held[:, where.slots_T].transpose(0, 1) for held in (layer.keys, layer.values))
+    assert close(keys, turned(packed[:, heads:-groups], weights[1]), TOLERANCE[dtype])
+    assert same_bits(values, packed[:, -groups:])
     others = [slot for slot in range(40) if slot not in where.slots_T.tolist()]
-    assert (layer.keys[others] == 1).all()
-    assert (layer.values[others] == 1).all()
+    assert (layer.keys[:, others] == 1).all()
+    assert (layer.values[:, others] == 1).all()
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

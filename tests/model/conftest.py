@@ -39,8 +39,7 @@ def causal_input(start: int, rows: int) -> AttentionInput:
 
 
 def empty_cache(decoder: Decoder, slots: int) -> list[KVLayer]:
-    shapes = [(slots, shape.heads, shape.head_dim) for shape in decoder.kv_shapes]
-    return [KVLayer(torch.zeros(s, dtype=decoder.dtype), torch.zeros(s, dtype=decoder.dtype)) for s in shapes]
+    return [KVLayer.zeros(shape, slots, decoder.dtype, decoder.device) for shape in decoder.kv_shapes]
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_bad_arguments_are_named(tmp_path: Path, load_folder: Callable[..., Any]
         "outside the cache": (tokens, outside, cache),
         "2 rows|3 rows": (tokens[:2], where, cache),
         "one per decoder layer": (tokens, where, cache[:-1]),
-        "keys of shape": (tokens, where, narrow),
+        "keys of 2 heads of 4": (tokens, where, narrow),
         "several dtypes": (tokens, where, mixed),
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -47,10 +47,7 @@ class Oracle:
 
     def _logits(self, tokens: list[int]) -> torch.Tensor:
         decoder, device, count = self._model.decoder, self._model.device, len(tokens)
-        layers = tuple(
-            KVLayer(*torch.zeros(2, count, shape.heads, shape.head_dim, dtype=self._model.dtype, device=device))
-            for shape in decoder.kv_shapes
-        )
+        layers = tuple(KVLayer.zeros(shape, count, self._model.dtype, device) for shape in decoder.kv_shapes)
         rows = torch.tensor(tokens, dtype=torch.int64, device=device)
         hidden = decoder.forward(rows, _straight(count, device), layers, ())
         return decoder.logits(hidden.final_TD[-1:])

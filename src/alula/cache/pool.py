@@ -31,10 +31,21 @@ class KVShape:
 
 @dataclass(frozen=True, eq=False)
 class KVLayer:
-    """One layer's part of the pool: keys and values, each [S, G, K], contiguous, in the cache dtype."""
+    """One layer's part of the pool: keys and values, each [G, S, K], contiguous, in the cache dtype.
+
+    So the slots of a page lie side by side for each head, and attention reads memory in long stretches.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+
+    @classmethod
+    def zeros(cls, shape: KVShape, slots: int, dtype: torch.dtype, device: torch.device) -> KVLayer:
+        return cls(*torch.zeros(2, shape.heads, slots, shape.head_dim, dtype=dtype, device=device))
+
+    @property
+    def slots(self) -> int:
+        return self.keys.shape[1]
 
 
 @dataclass(frozen=True)
@@ -119,9 +130,9 @@ class Pool:
 def _allocate_layers(
     shapes: Sequence[KVShape], slots: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[list[torch.Tensor], tuple[KVLayer, ...]]:
-    """Blocks [2 * layers of one shape, S, G, K] and, in the order of `shapes`, the layers as views of them."""
+    """Blocks [2 * layers of one shape, G, S, K] and, in the order of `shapes`, the layers as views of them."""
     blocks = {
-        shape: _zeros((2 * shapes.count(shape), slots, shape.heads, shape.head_dim), dtype, device)
+        shape: _zeros((2 * shapes.count(shape), shape.heads, slots, shape.head_dim), dtype, device)
         for shape in dict.fromkeys(shapes)
     }
     used = dict.fromkeys(blocks, 0)
@@ -146,17 +157,17 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _as_rows(block: torch.Tensor) -> NDArray[np.void]:
-    """The block as a numpy array [layers, S] of whole rows. Indexing it takes a quarter of torch's time for the few
+    """The block as a numpy array [layers x G, S] of whole rows. Indexing it takes a quarter of torch's time for the few
     rows of a step, and leaves torch's thread pool alone, which costs milliseconds where cores are busy."""
-    row_bytes = block[0, 0].numel() * block.element_size()
-    flat = block.view(*block.shape[:2], -1).view(torch.uint8).numpy()
+    row_bytes = block.shape[-1] * block.element_size()
+    flat = block.flatten(0, 1).view(torch.uint8).numpy()
     return flat.view(f"V{row_bytes}")[:, :, 0]
 
 
 def move_by_index(block: torch.Tensor, moves_2T: torch.Tensor) -> None:
-    """Rows moves_2T[0] of a block [layers, S, G, K] to rows moves_2T[1], on any device."""
+    """Rows moves_2T[0] of a block [layers, G, S, K] to rows moves_2T[1], on any device."""
     source, target = moves_2T.unbind()
-    block.index_copy_(1, target, block.index_select(1, source))
+    block.index_copy_(2, target, block.index_select(2, source))
 
 
 def _check_whole(name: str, value: object, least: int) -> None:

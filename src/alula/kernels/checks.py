@@ -74,7 +74,7 @@ def check_activation(gate_up: torch.Tensor, activation: str) -> None:
 def check_layer(layer: KVLayer) -> None:
     keys, values = layer.keys, layer.values
     if keys.ndim != 3 or keys.shape != values.shape or keys.dtype != values.dtype or keys.dtype not in FLOATS:
-        raise ValueError("layer holds keys and values that differ: give both [slots, heads, size] in one dtype")
+        raise ValueError("layer holds keys and values that differ: give both [heads, slots, size] in one dtype")
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("layer holds strided keys or values: make them contiguous")
 
@@ -87,8 +87,9 @@ def check_slots(highest: int, slots: int) -> None:
 
 def check_attention_width(layer: KVLayer, groups: int, head_dim: int) -> None:
     """The cache is as wide as the layer's keys."""
-    if tuple(layer.keys.shape[1:]) != (groups, head_dim):
-        raise ValueError(f"layer holds keys of shape {tuple(layer.keys.shape[1:])}: give {(groups, head_dim)}")
+    held = (layer.keys.shape[0], layer.keys.shape[2])
+    if held != (groups, head_dim):
+        raise ValueError(f"layer holds keys of {held[0]} heads of {held[1]}: give {groups} of {head_dim}")
 
 
 def check_same(name: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -101,7 +102,7 @@ def check_same(name: str, tensors: Sequence[torch.Tensor]) -> None:
 
 def check_rope(qkv_TF: torch.Tensor, layer: KVLayer, where: AttentionInput, rope: RopeTable, heads: int) -> None:
     check_layer(layer)
-    _, groups, head_dim = layer.keys.shape
+    groups, _, head_dim = layer.keys.shape
     check_rows("qkv", qkv_TF, (heads + 2 * groups) * head_dim)
     cos, sin = rope.cos_MK, rope.sin_MK
     if head_dim % 2 or cos.shape[1] != head_dim // 2 or cos.shape != sin.shape:
@@ -114,7 +115,7 @@ def check_rope(qkv_TF: torch.Tensor, layer: KVLayer, where: AttentionInput, rope
 
 def check_attention(q_THK: torch.Tensor, layer: KVLayer, where: AttentionInput, window: int, softcap: float) -> None:
     check_layer(layer)
-    _, groups, head_dim = layer.keys.shape
+    groups, _, head_dim = layer.keys.shape
     if q_THK.ndim != 3 or q_THK.shape[2] != head_dim or q_THK.shape[1] % groups or q_THK.dtype not in FLOATS:
         raise ValueError(f"q has shape {tuple(q_THK.shape)}: give [rows, a multiple of {groups} heads, {head_dim}]")
     if len(q_THK) != len(where.prefix_T):

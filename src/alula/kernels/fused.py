@@ -61,11 +61,11 @@ class Caches:
         for cache in layers:
             check_layer(cache)
             check_attention_width(cache, widths.groups, widths.head_dim)
-            if cache.keys.dtype != layers[0].keys.dtype or len(cache.keys) != len(layers[0].keys):
+            if cache.keys.dtype != layers[0].keys.dtype or cache.slots != layers[0].slots:
                 raise ValueError("caches have several dtypes or sizes: give one")
         keys, values = ([getattr(layer, part).data_ptr() for layer in layers] for part in ("keys", "values"))
         known = tuple(weakref.ref(layer) for layer in layers)
-        return cls(known, keys, values, len(layers[0].keys), layers[0].keys.dtype == torch.bfloat16)
+        return cls(known, keys, values, layers[0].slots, layers[0].keys.dtype == torch.bfloat16)
 
     def are(self, layers: Sequence[KVLayer]) -> bool:
         """Whether these are the layers that were checked."""
@@ -149,6 +149,7 @@ class FusedStack:
                 cache.keys,
                 cache.values,
                 cache.bf16,
+                cache.slots,
                 where.positions_T.data_ptr(),
                 where.slots_T.data_ptr(),
                 list(taps),

@@ -88,7 +88,7 @@ class FusedPair:
         """See `PreparedPair`. Raises ValueError for a token, position or slot out of range."""
         resolved = self._resolve(where if keep is None else where.rows(keep))
         self._check(tokens_T, states_TD, where, cache)
-        check_slots(resolved.highest_slot, len(cache.keys))
+        check_slots(resolved.highest_slot, cache.slots)
         kept = len(tokens_T) if keep is None else len(keep)
         final_RD = torch.empty((kept, self._widths.hidden), dtype=self._widths.dtype)
         if len(tokens_T):
@@ -100,7 +100,7 @@ class FusedPair:
                 cache.keys.data_ptr(),
                 cache.values.data_ptr(),
                 cache.keys.dtype == torch.bfloat16,
-                len(cache.keys),
+                cache.slots,
                 where.positions_T.data_ptr(),
                 where.slots_T.data_ptr(),
                 len(tokens_T),

@@ -158,10 +158,10 @@ class NativeKernels:
     ) -> torch.Tensor:
         check_rope(qkv_TF, layer, where, rope, heads)
         resolved = self._resolved(where)
-        check_slots(resolved.highest_slot, len(layer.keys))
+        check_slots(resolved.highest_slot, layer.slots)
         if resolved.highest_position >= len(rope.cos_MK):
             raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")
-        rows, (_, groups, head_dim) = len(qkv_TF), layer.keys.shape
+        rows, (groups, slots, head_dim) = len(qkv_TF), layer.keys.shape
         q_THK = torch.empty((rows, heads, head_dim), dtype=qkv_TF.dtype)
         norm_at = (0, 0, False, 0.0, False)
         if norm is not None:
@@ -175,6 +175,7 @@ class NativeKernels:
             layer.keys.data_ptr(),
             layer.values.data_ptr(),
             _is_bf16(layer.keys),
+            slots,
             rope.cos_MK.data_ptr(),
             rope.sin_MK.data_ptr(),
             where.positions_T.data_ptr(),
@@ -218,7 +219,7 @@ class NativeKernels:
         check_attention(q_THK, layer, where, window, softcap)
         q_THK = q_THK.contiguous()
         resolved = self._resolved(where)
-        check_slots(resolved.highest_slot, len(layer.keys))
+        check_slots(resolved.highest_slot, layer.slots)
         y_THK = torch.empty_like(q_THK)
         self.level.attention(
             resolved,
@@ -228,8 +229,9 @@ class NativeKernels:
             layer.keys.data_ptr(),
             layer.values.data_ptr(),
             _is_bf16(layer.keys),
+            layer.slots,
             q_THK.shape[1],
-            layer.keys.shape[1],
+            layer.keys.shape[0],
             layer.keys.shape[2],
             window,
             scale,

@@ -117,15 +117,15 @@ class TorchKernels:
         norm: HeadNorm | None = None,
     ) -> torch.Tensor:
         check_rope(qkv_TF, layer, where, rope, heads)
-        groups, head_dim = layer.keys.shape[1:]
+        groups, _, head_dim = layer.keys.shape
         packed = qkv_TF.view(len(qkv_TF), -1, head_dim)
         q_THK, k_TGK, v_TGK = torch.split(packed, [heads, groups, groups], dim=1)
         if norm is not None:
             q_THK = self._head_norm(q_THK, norm.query_K, norm)
             k_TGK = self._head_norm(k_TGK, norm.key_K, norm)
         cos, sin = rope.cos_MK[where.positions_T], rope.sin_MK[where.positions_T]
-        layer.keys[where.slots_T] = _rotate(k_TGK, cos, sin).to(layer.keys.dtype)
-        layer.values[where.slots_T] = v_TGK.to(layer.values.dtype)
+        layer.keys[:, where.slots_T] = _rotate(k_TGK, cos, sin).to(layer.keys.dtype).transpose(0, 1)
+        layer.values[:, where.slots_T] = v_TGK.to(layer.values.dtype).transpose(0, 1)
         return _rotate(q_THK, cos, sin).to(qkv_TF.dtype)
 
     def _head_norm(self, x_THK: torch.Tensor, weight_K: torch.Tensor, norm: HeadNorm) -> torch.Tensor:
@@ -228,7 +228,7 @@ def _attend(
     softcap: float,
 ) -> torch.Tensor:
     """Online softmax (Milakov and Gimelshein, arXiv 1805.02867) over blocks anchored at logical key 0."""
-    groups, head_dim = layer.keys.shape[1:]
+    groups, _, head_dim = layer.keys.shape
     q = q_CHK.view(len(q_CHK), groups, -1, 1, head_dim)
     count = (where.prefix_T + where.tail_len_T)[rows].long()
     first = where.first_T[rows].long()
@@ -243,7 +243,7 @@ def _attend(
         seen = (keys_S >= first[:, None]) & (keys_S < count[:, None])
         slots = torch.where(seen, _key_slots(where, rows, keys_S), 0)
         k, v = (
-            torch.where(seen[..., None, None], cache[slots].float(), 0.0).transpose(1, 2)[:, :, None]
+            torch.where(seen[:, None, :, None], cache[:, slots].transpose(0, 1).float(), 0.0)[:, :, None]
             for cache in (layer.keys, layer.values)
         )
         scores = exact.tree_sum(q * k) * scale

@@ -34,12 +34,7 @@ class DecoderTarget:
         lengths = [len(text) for text in tokens]
         where, slots = _packed(lengths, self._decoder.device)
         layers = tuple(
-            KVLayer(
-                *torch.zeros(
-                    2, slots, shape.heads, shape.head_dim, dtype=self._decoder.dtype, device=where.slots_T.device
-                )
-            )
-            for shape in self._decoder.kv_shapes
+            KVLayer.zeros(shape, slots, self._decoder.dtype, where.slots_T.device) for shape in self._decoder.kv_shapes
         )
         rows_T = torch.tensor([token for text in tokens for token in text], device=self._decoder.device)
         hidden = self._decoder.forward(rows_T, where, layers, (*taps, FINAL))
