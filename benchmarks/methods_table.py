@@ -58,8 +58,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             axis.set_xticks(range(len(methods)), methods)
             axis.set_title(f"{title}, temperature {kind[0]:g}, rule {kind[1]}")
             axis.axhline(1.0, color="grey", linewidth=0.6)
-    axes[0][0].legend(fontsize="small")
-    figure.tight_layout()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(groups), fontsize="small")
+    figure.tight_layout(rect=(0, 0.3 / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
