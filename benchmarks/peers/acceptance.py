@@ -69,6 +69,7 @@ def run_vllm(arguments: argparse.Namespace) -> dict[str, Any]:
         enforce_eager=True,
         max_model_len=2048,
         max_num_seqs=1,
+        gpu_memory_utilization=0.5,  # on a CPU, of the memory that there is, whatever its name says
         speculative_config=drafting,
         disable_log_stats=False,
     )

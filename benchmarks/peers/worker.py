@@ -135,6 +135,7 @@ def vllm(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Genera
         dtype=settings.get("dtype", "bfloat16"),
         max_model_len=2048,
         max_num_seqs=1,
+        gpu_memory_utilization=0.5,  # on a CPU, of the memory that there is, whatever its name says
         enable_prefix_caching=False,
         disable_log_stats=False,
     )
