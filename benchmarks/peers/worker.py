@@ -63,6 +63,7 @@ def llama_cpp(path: str, threads: int, settings: dict[str, str]) -> tuple[str, G
 
     def generate(prompt: Sequence[int], most: int) -> tuple[int, float]:
         tokens, first = 0, 0.0
+        model.reset()  # or it would not read again what the last prompt began with
         for token in model.generate(list(prompt), temp=0.0, reset=True):
             tokens, first = tokens + 1, first or time.perf_counter()
             if tokens == most or token == model.token_eos():
