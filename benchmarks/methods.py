@@ -59,7 +59,7 @@ DRAFTERS = {
 }
 STATIC = ("medusa", "eagle1")
 """Methods with static trees: the published tree of EAGLE-1, cut to each of the limits tried."""
-TREES = ("4,2,3", "6,3,3", "10,4,4", "16,5,4")
+TREES = ("2,1,1", "3,2,2", "4,2,3", "6,3,3", "10,4,4", "16,5,4")
 """Rows, depth and branch."""
 PLAIN = TreeShape(1, 0, 1)
 
