@@ -10,10 +10,9 @@ A method is `kind` or `kind=drafter`, where the drafter is a name or a folder as
 First every method tries the trees of `--trees` on the tune set; the one with the most tokens per second is kept, for
 each temperature. Then each cell (set, method, temperature, rule) is measured, one request at a time: for every prompt
 plain decoding and all methods take turns, and who begins changes from prompt to prompt. Above temperature 0 both rules
-are run with that same tree; with rule `rejection` a static tree's children are drawn, and a dynamic tree proposes point
-masses. Every cell is a JSON file in OUTPUT/cells, written whole: the same command goes on with what is missing, and
-refuses what was measured with other settings or weights. The sets come in the order of `--prompts` within each
-temperature, so that a whole table for the first temperature is there early.
+have that same tree; with `rejection` a static tree's children are drawn, and a dynamic tree proposes point masses.
+Every cell is a JSON file in OUTPUT/cells, written whole: the same command goes on with what is missing, and refuses
+what was measured with other settings or weights. Temperature by temperature the sets come in the order of `--prompts`.
 
 Figures are those of docs/benchmarks.md; `low` and `high` are the 10th and 90th percentile over prompts.
 """

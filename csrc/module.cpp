@@ -117,9 +117,9 @@ class Level {
     }
 
     void rope(Address qkv, int64_t stride, bool bf16, Address q, Address keys, Address values, bool kv_bf16,
-              int64_t held, Address cos, Address sin, Address positions, Address slots, Address query_norm, Address key_norm,
-              bool norm_bf16, float eps, bool round_last, int64_t rows, int64_t heads, int64_t groups,
-              int64_t head_dim, int threads) const {
+              int64_t held, Address cos, Address sin, Address positions, Address slots, Address query_norm,
+              Address key_norm, bool norm_bf16, float eps, bool round_last, int64_t rows, int64_t heads,
+              int64_t groups, int64_t head_dim, int threads) const {
         const Rows query{at<>(query_norm), 0, norm_bf16}, key{at<>(key_norm), 0, norm_bf16};
         const bool normed = query_norm && key_norm;
         table->rope({{at<>(qkv), stride, bf16}, at<>(q), at<>(keys), at<>(values), kv_bf16, held, at<const float>(cos),
@@ -129,8 +129,8 @@ class Level {
     }
 
     void attention(const Where& where, Address q, Address y, bool bf16, Address keys, Address values, bool kv_bf16,
-                   int64_t held, int64_t heads, int64_t groups, int64_t head_dim, int64_t window, float scale, float softcap,
-                   int threads) const {
+                   int64_t held, int64_t heads, int64_t groups, int64_t head_dim, int64_t window, float scale,
+                   float softcap, int threads) const {
         AttentionArgs args = addressing(where);
         args.q = at<>(q);
         args.y = at<>(y);

@@ -72,7 +72,7 @@ struct Winner {
     }
 };
 
-// What decides about one row: ids whose logit is above `floor` are likely; any other scores at most `rest` without noise.
+// One row, its temperature, and the key of its noise.
 struct Contest {
     const float* x;
     int64_t width;
@@ -92,7 +92,8 @@ inline uint64_t least_bits(double level) {
     return reaching < 0x1p64 ? uint64_t(0) - uint64_t(reaching) : 0;
 }
 
-// The best of the likely ids, and the least bits with which another one may beat it.
+// The best of the likely ids (logits above `floor`), and the least bits with which another one, which scores at most
+// `rest` without its noise, may beat it.
 inline uint64_t first_look(const Contest& row, Winner& winner) {
     const float top = top_of(row.x, 0, row.width);
     const double depth = double(top) - kLikelyDepth * row.temperature, lowest = -double(__FLT_MAX__);

@@ -116,5 +116,9 @@ def test_wrong_arguments_are_refused(sampler: NativeSampler) -> None:
         sampler.noisy_argmax(np.zeros((2, 9)), np.ones(2), keys(2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="strided"):
         sampler.noisy_argmax(np.zeros((2, 18), np.float32)[:, ::2], np.ones(2), keys(2))
+    with pytest.raises(ValueError, match="keys are int64: give uint64"):
+        sampler.noisy_argmax(np.zeros((2, 9), np.float32), np.ones(2), np.zeros(2, np.int64))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="keys are float64"):
+        sampler.gumbel(np.zeros(2), np.arange(3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="1 temperatures and 2 keys"):
         sampler.noisy_argmax(np.zeros((2, 9), np.float32), np.ones(1), keys(2))

@@ -24,15 +24,21 @@ class NativeSampler:
         rows, width = rows_BV.shape
         if not len(temperatures_B) == len(keys_B) == rows:
             raise ValueError(f"{rows} rows have {len(temperatures_B)} temperatures and {len(keys_B)} keys: one of each")
-        temperatures_B, keys_B = np.ascontiguousarray(temperatures_B, np.float64), np.ascontiguousarray(keys_B)
+        temperatures_B, keys_B = np.ascontiguousarray(temperatures_B, np.float64), _words(keys_B)
         chosen_B = np.empty(rows, np.int64)
         addresses = (temperatures_B.ctypes.data, keys_B.ctypes.data, chosen_B.ctypes.data)
         self._level.noisy_argmax(rows_BV.ctypes.data, width, rows, width, *addresses, torch.get_num_threads())
         return chosen_B
 
     def gumbel(self, keys_U: NDArray[np.uint64], ids_C: IntArray) -> FloatArray:
-        keys_U, ids_C = np.ascontiguousarray(keys_U), np.ascontiguousarray(ids_C, np.int64)
+        keys_U, ids_C = _words(keys_U), np.ascontiguousarray(ids_C, np.int64)
         noise_UC = np.empty((len(keys_U), len(ids_C)), np.float32)
         counts = (keys_U.ctypes.data, len(keys_U), ids_C.ctypes.data, len(ids_C))
         self._level.gumbel(*counts, noise_UC.ctypes.data, torch.get_num_threads())
         return noise_UC
+
+
+def _words(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    if keys.dtype != np.uint64:
+        raise ValueError(f"keys are {keys.dtype}: give uint64, as row_keys makes them")
+    return np.ascontiguousarray(keys)
