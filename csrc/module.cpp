@@ -15,6 +15,7 @@ extern "C" int omp_pause_resource_all(omp_pause_resource_t) noexcept __attribute
 #endif
 
 #include "kernels.h"
+#include "trees.h"
 #include "where.h"
 
 namespace nb = nanobind;
@@ -406,6 +407,8 @@ NB_MODULE(_native, m) {
                       uintptr_t, bool>())
         .def("add", &Stack::add)
         .def("run", &Stack::run, release());
+
+    bind_trees(m);
 
     nb::class_<Pair>(m, "Pair")
         .def(nb::init<const Stack&, uintptr_t, int64_t, uintptr_t, bool, int64_t>())

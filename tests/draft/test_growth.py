@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alula.config import AlulaError
-from alula.draft.expand import DynamicGrowth, Growth, StaticGrowth
+from alula.draft.expand import DynamicGrowth, Growth, KernelGrowth, StaticGrowth
 from alula.draft.policy import TreePolicy
 from alula.draft.static import StaticTree, default_static_tree
+from alula.kernels.select import load_kernels
 from alula.tree import DraftTree, FloatArray, IntArray, TreeShape
+from tests.draft.kernel_sets import kernel_sets
 
 Logs = Callable[[int, tuple[int, ...]], FloatArray]
 """Log scores of a node's children in trial order, by lane and token path."""
@@ -37,6 +39,14 @@ def run(growth: Growth, logs: Logs) -> list[DraftTree]:
         tokens: IntArray = np.broadcast_to(np.arange(width), (len(paths), width))
         growth.grow(tokens, np.array(rows, np.float32))
     return growth.trees()
+
+
+def grown_by(kernels: str, roots_B: IntArray, limits: list[TreeShape]) -> Growth:
+    """A dynamic growth: `torch` keeps its candidates in lists, `native` in native code."""
+    return TreePolicy().growth(roots_B, limits, load_kernels(kernels))
+
+
+by_each_set = pytest.mark.parametrize("kernels", kernel_sets())
 
 
 def brute(shape: TreeShape, logs: Logs, lane: int) -> dict[tuple[int, ...], float]:
@@ -73,11 +83,14 @@ def as_paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
     }
 
 
+@by_each_set
 @settings(max_examples=150, deadline=None)
-@given(st.lists(shapes, min_size=1, max_size=3), st.lists(grids, min_size=1, max_size=6))
-def test_dynamic_trees_are_the_best_of_all_candidates(limits: list[TreeShape], values: list[list[float]]) -> None:
+@given(limits=st.lists(shapes, min_size=1, max_size=3), values=st.lists(grids, min_size=1, max_size=6))
+def test_dynamic_trees_are_the_best_of_all_candidates(
+    kernels: str, limits: list[TreeShape], values: list[list[float]]
+) -> None:
     logs = table(values)
-    trees = run(DynamicGrowth(np.arange(len(limits)), limits), logs)
+    trees = run(grown_by(kernels, np.arange(len(limits)), limits), logs)
     for lane, (tree, shape) in enumerate(zip(trees, limits, strict=True)):
         assert as_paths(tree) == brute(shape, logs, lane)
         check_tree(tree, shape)
@@ -106,25 +119,63 @@ def check_tree(tree: DraftTree, shape: TreeShape) -> None:
         assert [int(tree.tokens_N[child]) for child in children] == list(range(len(children)))
 
 
-def test_ties_go_to_the_smaller_depth_then_the_lower_index() -> None:
+@settings(max_examples=150, deadline=None)
+@given(limits=st.lists(shapes, min_size=1, max_size=4), seed=st.integers(0, 2**32), tied=st.booleans())
+def test_native_candidates_are_those_in_lists(limits: list[TreeShape], seed: int, tied: bool) -> None:
+    """Tokens, parents, order and scores bit for bit, with ties, NaN and logs above 0 too; and every frontier."""
+    if "native" not in kernel_sets():
+        pytest.skip("the native kernels were not built")
+    rng, roots = np.random.default_rng(seed), np.arange(len(limits)) + 100
+    lists, native = DynamicGrowth(roots, limits), grown_by("native", roots, limits)
+    assert isinstance(native, KernelGrowth)
+    while len(expected := lists.frontier):
+        for name in ("lane_F", "origin_F", "tokens_F", "children"):
+            np.testing.assert_array_equal(getattr(native.frontier, name), getattr(expected, name))
+        logs = -np.sort(rng.exponential(size=(len(expected), expected.children)).astype(np.float32))
+        logs = np.round(logs, 1) + np.float32(0.2) if tied else logs
+        logs[rng.random(logs.shape) < 0.05] = rng.choice([np.nan, -np.inf])
+        tokens = rng.integers(0, 9, logs.shape)
+        lists.grow(tokens, logs)
+        native.grow(tokens, logs)
+    assert len(native.frontier) == 0
+    for left, right in zip(lists.trees(), native.trees(), strict=True):
+        np.testing.assert_array_equal(left.tokens_N, right.tokens_N)
+        np.testing.assert_array_equal(left.parents_N, right.parents_N)
+        np.testing.assert_array_equal(left.scores_N, right.scores_N)
+
+
+@by_each_set
+def test_ties_go_to_the_smaller_depth_then_the_lower_index(kernels: str) -> None:
     def logs(lane: int, path: tuple[int, ...]) -> FloatArray:
         return np.zeros(3, np.float32)
 
-    (tree,) = run(DynamicGrowth(np.array([5]), [TreeShape(nodes=6, depth=4, branch=3)]), logs)
+    (tree,) = run(grown_by(kernels, np.array([5]), [TreeShape(nodes=6, depth=4, branch=3)]), logs)
     assert set(as_paths(tree)) == {(0,), (1,), (2,), (0, 0), (0, 1)}
 
 
-def test_a_level_is_not_expanded_once_it_cannot_be_kept() -> None:
+@by_each_set
+def test_a_level_is_not_expanded_once_it_cannot_be_kept(kernels: str) -> None:
     """Pruning saves forwards: with 3 sure children and room for 3, nothing below them is worth a pass."""
-    growth = DynamicGrowth(np.array([0]), [TreeShape(nodes=4, depth=5, branch=3)])
+    growth = grown_by(kernels, np.array([0]), [TreeShape(nodes=4, depth=5, branch=3)])
     growth.grow(np.arange(3)[None], np.zeros((1, 3), np.float32))
     assert len(growth.frontier) == 3
     growth.grow(np.tile(np.arange(3), (3, 1)), np.full((3, 3), -1.0, np.float32))
     assert len(growth.frontier) == 0
 
 
-def test_nan_scores_are_dropped() -> None:
-    growth = DynamicGrowth(np.array([0]), [TreeShape(nodes=4, depth=1, branch=3)])
+def test_children_must_be_those_of_the_frontier() -> None:
+    if "native" not in kernel_sets():
+        pytest.skip("the native kernels were not built")
+    growth = grown_by("native", np.array([0]), [TreeShape(nodes=4, depth=2, branch=3)])
+    with pytest.raises(ValueError, match="one each"):
+        growth.grow(np.zeros((2, 3), np.int64), np.zeros((2, 3), np.float32))
+    with pytest.raises(ValueError, match="one log per token"):
+        growth.grow(np.zeros((1, 3), np.int64), np.zeros((1, 2), np.float32))
+
+
+@by_each_set
+def test_nan_scores_are_dropped(kernels: str) -> None:
+    growth = grown_by(kernels, np.array([0]), [TreeShape(nodes=4, depth=1, branch=3)])
     growth.grow(np.arange(3)[None], np.array([[-1.0, np.nan, -np.inf]], np.float32))
     assert len(growth.trees()[0]) == 2
 

@@ -1,8 +1,7 @@
 """Growing the draft trees of several sequences level by level.
 
 A growth holds the candidates; the drafter asks for its frontier, runs the model over those rows of all sequences at
-once, and hands the best children back. That is a few dozen candidates per sequence, for which plain lists are faster
-than arrays. Suffixes: B sequences (lanes), F frontier rows of all lanes, K children per row.
+once, and hands the best children back. Suffixes: B sequences (lanes), F frontier rows of all lanes, K children per row.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from alula.draft.static import RankPath, StaticTree
+from alula.kernels.protocol import Candidates
 from alula.tree import DraftTree, FloatArray, IntArray, TreeShape
 
 
@@ -47,7 +47,7 @@ class Growth(Protocol):
 
 class DynamicGrowth:
     """EAGLE-2 (arXiv 2406.16858, section 4): the best `branch` candidates of a level are expanded, and in the end the
-    best nodes - 1 of all candidates are kept."""
+    best nodes - 1 of all candidates are kept. The candidates are in plain lists: a few dozen are too few for arrays."""
 
     def __init__(self, roots_B: IntArray, shapes: Sequence[TreeShape]) -> None:
         self._lanes = [_Candidates(int(root), shape) for root, shape in zip(roots_B, shapes, strict=True)]
@@ -128,6 +128,29 @@ class _Candidates:
             self.rows.append(row)
             self._parents.append(parent)
             self._scores.append(score)
+
+
+class KernelGrowth:
+    """The trees of `DynamicGrowth`, whose candidates a kernel set keeps."""
+
+    def __init__(self, candidates: Candidates, lanes: int) -> None:
+        self._candidates, self._lanes = candidates, lanes
+        self._set_frontier()
+
+    @property
+    def frontier(self) -> Frontier:
+        return self._frontier
+
+    def grow(self, tokens_FK: IntArray, logs_FK: FloatArray) -> None:
+        self._candidates.grow(tokens_FK, logs_FK)
+        self._set_frontier()
+
+    def trees(self) -> list[DraftTree]:
+        return [DraftTree(*self._candidates.tree(lane)) for lane in range(self._lanes)]
+
+    def _set_frontier(self) -> None:
+        lane_F, origin_F, tokens_F = self._candidates.frontier()
+        self._frontier = Frontier(lane_F, origin_F, tokens_F, self._candidates.children)
 
 
 class StaticGrowth:

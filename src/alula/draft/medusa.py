@@ -92,7 +92,7 @@ class MedusaDrafter:
     def _grow(self, items: Sequence[PlanItem], features_BD: torch.Tensor) -> list[DraftTree]:
         sequences = [item.sequence for item in items]
         shapes = [item.shape for item in items if item.shape is not None]
-        growth = self.policy.growth(_roots(items), shapes)
+        growth = self.policy.growth(_roots(items), shapes, self._kernels)
         proposer = Proposer(self.policy, sequences, None, self._target_size, self._kernels)
         paths: list[tuple[int, ...]] = [()] * len(items)
         for head in range(self.heads.count):

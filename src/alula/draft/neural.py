@@ -197,7 +197,8 @@ class NeuralDrafter:
         begun = time.perf_counter()
         shapes = [item.shape for item in items if item.shape is not None]
         sequences = [item.sequence for item in items]
-        growth = self.policy.growth(np.array([sequence.tokens[-1] for sequence in sequences]), shapes)
+        roots_B = np.array([sequence.tokens[-1] for sequence in sequences])
+        growth = self.policy.growth(roots_B, shapes, self._kernels)
         proposer = Proposer(self.policy, sequences, self._vocabulary_C, self._target_size, self._kernels)
         walk = self._walk(items, shapes, lanes, txn)
         states_FD = states_BD

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from alula.config import AlulaError
-from alula.draft.expand import DynamicGrowth, Growth, StaticGrowth
+from alula.draft.expand import DynamicGrowth, Growth, KernelGrowth, StaticGrowth
 from alula.draft.static import StaticTree
+from alula.kernels.protocol import Kernels
 from alula.tree import IntArray, TreeShape
 
 
@@ -34,10 +37,12 @@ class TreePolicy:
         if self.sampled and self.tree is None:
             raise AlulaError("sampled proposals need a static tree or a chain: a dynamic tree drops drawn siblings")
 
-    def growth(self, roots_B: IntArray, shapes: Sequence[TreeShape]) -> Growth:
-        if self.tree is None:
-            return DynamicGrowth(roots_B, shapes)
-        return StaticGrowth(roots_B, shapes, self.tree)
+    def growth(self, roots_B: IntArray, shapes: Sequence[TreeShape], kernels: Kernels | None = None) -> Growth:
+        """Trees at these roots; dynamic ones by the kernel set, where it offers that."""
+        if self.tree is not None:
+            return StaticGrowth(roots_B, shapes, self.tree)
+        candidates = None if kernels is None else kernels.candidates(roots_B, _limits(shapes))
+        return DynamicGrowth(roots_B, shapes) if candidates is None else KernelGrowth(candidates, len(shapes))
 
     def scratch(self, shape: TreeShape) -> int:
         """The most nodes below the root that a tree of this shape expands."""
@@ -46,3 +51,7 @@ class TreePolicy:
         if self.tree is None:
             return (shape.depth - 1) * min(shape.branch, shape.nodes - 1)
         return len({path[:-1] for path in self.tree.within(shape) if len(path) > 1})
+
+
+def _limits(shapes: Sequence[TreeShape]) -> IntArray:
+    return np.array([(shape.nodes, shape.depth, shape.branch) for shape in shapes], np.int64).reshape(-1, 3)

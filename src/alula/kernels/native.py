@@ -33,10 +33,11 @@ from alula.kernels.products import LinearPath, Products
 from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable
 from alula.kernels.sampler import NativeSampler
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
+from alula.kernels.trees import NativeCandidates
 
 if TYPE_CHECKING:
     from alula.cache.pool import KVLayer
-    from alula.tree import AttentionInput
+    from alula.tree import AttentionInput, IntArray
 
 BF16 = torch.bfloat16
 
@@ -67,6 +68,9 @@ class NativeKernels:
 
     def release_threads(self) -> None:
         _native.release_threads()
+
+    def candidates(self, roots_B: IntArray, limits_B3: IntArray) -> NativeCandidates:
+        return NativeCandidates(roots_B, limits_B3)
 
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None

@@ -76,6 +76,27 @@ class Sampler(Protocol):
         ...
 
 
+class Candidates(Protocol):
+    """The candidates of the trees of B lanes that grow by the rule of EAGLE-2, see `draft.expand.DynamicGrowth`."""
+
+    @property
+    def children(self) -> int:
+        """The most children that a row of the frontier may get."""
+        ...
+
+    def frontier(self) -> IntArray:
+        """Lane, row in the frontier before (of the roots: -1) and token of each row; [3, F], lanes in order."""
+        ...
+
+    def grow(self, tokens_FK: IntArray, logs_FK: FloatArray) -> None:
+        """Children of each row of the frontier, best first, and their log scores; -inf marks one that is missing."""
+        ...
+
+    def tree(self, lane: int) -> tuple[IntArray, IntArray, FloatArray]:
+        """Tokens, parents (of the root: -1) and scores of the kept nodes, parents first; each [N]."""
+        ...
+
+
 class Kernels(Protocol):
     """One kernel set.
 
@@ -105,6 +126,10 @@ class Kernels(Protocol):
     @property
     def sampler(self) -> Sampler | None:
         """None where numpy's definition is all there is."""
+        ...
+
+    def candidates(self, roots_B: IntArray, limits_B3: IntArray) -> Candidates | None:
+        """Those of trees at these roots; None where lists are all there is. limits_B3: nodes, depth, branch."""
         ...
 
     def describe(self) -> Numerics:

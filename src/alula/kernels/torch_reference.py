@@ -24,12 +24,12 @@ from alula.kernels.checks import (
 )
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.pair import PairLayer, PreparedPair, SteppedPair
-from alula.kernels.protocol import Activation, HeadNorm, Linear, Numerics, RopeTable, Sampler, WeightFormat
+from alula.kernels.protocol import Activation, Candidates, HeadNorm, Linear, Numerics, RopeTable, Sampler, WeightFormat
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
 if TYPE_CHECKING:
     from alula.cache.pool import KVLayer
-    from alula.tree import AttentionInput
+    from alula.tree import AttentionInput, IntArray
 
 KEY_BLOCK = 64
 _ROW_BLOCK = 8
@@ -53,6 +53,9 @@ class TorchKernels:
 
     def release_threads(self) -> None:
         _native.release_threads()
+
+    def candidates(self, roots_B: IntArray, limits_B3: IntArray) -> Candidates | None:
+        return None
 
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
