@@ -308,8 +308,6 @@ class Pair {
              int threads) const {
         check("token", at<const int64_t>(tokens), rows, vocabulary_);
         check("position", at<const int64_t>(positions), rows, positions_);
-        check("slot", at<const int64_t>(slots), rows, held);
-        if (keep) check("kept row", at<const int64_t>(keep), kept, rows);
         if (kept > rows) throw std::invalid_argument("more rows are kept than there are: name each once");
         const std::vector<Address> all_keys{keys}, all_values{values};
         PairArgs args{stack_.arguments(kept_where, all_keys, all_values, kv_bf16, held, positions, slots, threads),
@@ -373,11 +371,11 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Where* self, uintptr_t sequence, uintptr_t table, uintptr_t prefix, uintptr_t tail, uintptr_t tail_len,
                uintptr_t first, uintptr_t positions, uintptr_t slots, int64_t rows, int64_t sequences, int64_t pages,
-               int64_t tail_width, int64_t page_size) {
+               int64_t tail_width, int64_t page_size, uintptr_t keep, int64_t kept) {
                 new (self) Where({at<const int32_t>(sequence), at<const int32_t>(table), at<const int32_t>(prefix),
                                   at<const int32_t>(tail), at<const int32_t>(tail_len), at<const int32_t>(first),
                                   at<const int64_t>(positions), at<const int64_t>(slots), rows, sequences, pages,
-                                  tail_width, page_size});
+                                  tail_width, page_size, at<const int64_t>(keep), kept});
             })
         .def_ro("highest_slot", &Where::highest_slot)
         .def_ro("highest_position", &Where::highest_position);

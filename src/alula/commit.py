@@ -70,13 +70,20 @@ def _commit_rows(
     """Stage the KV first: the sequence changes only once the transaction has taken its rows."""
     sequence, chunk = item.sequence, len(item.chunk)
     if feature is not None:
-        rows = list(range(chunk)) if path is None else [*range(chunk + 1), *(chunk + node for node in path)]
-        feature = feature[rows]
+        feature = _kept(feature, chunk, path)
     txn.commit(sequence.id, tokens, chunk, path, feature)
     if feature is not None:
         sequence.features.append(feature)
     # Pair (f_j, t_{j+1}) lies in slot j + 1, so the pairs before draft_length - 1 are done.
     sequence.features.drop_before(txn.draft_length(sequence.id) - 1)
+
+
+def _kept(features_TF: torch.Tensor, chunk: int, path: Seq[int] | None) -> torch.Tensor:
+    """Rows of the chunk, the root and the accepted nodes; a copy, without what is not kept."""
+    places = [] if path is None else [0, *path]
+    if places == list(range(len(places))):  # the first child of the first child, as is most likely
+        return features_TF[: chunk + len(places)].clone()
+    return features_TF[[*range(chunk), *(chunk + node for node in places)]]
 
 
 def _fail(sequence: Sequence, error: str) -> TokenEvent:

@@ -21,10 +21,10 @@ class FeatureQueue:
 
     @property
     def stop(self) -> int:
-        return self.start + sum(len(rows) for rows in self._rows)
+        return self.start + sum(rows.shape[0] for rows in self._rows)
 
     def append(self, features_NF: torch.Tensor) -> None:
-        if len(features_NF):
+        if features_NF.shape[0]:
             self._rows.append(features_NF)
 
     def read(self, start: int, stop: int) -> torch.Tensor:

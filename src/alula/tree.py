@@ -132,6 +132,36 @@ class AttentionInput:
     first_T: torch.Tensor
     page_size: int
 
+    @classmethod
+    def packed(
+        cls,
+        places_2T: IntArray,
+        keys_4T: NDArray[np.int32],
+        tail_TE: NDArray[np.int32],
+        page_table_BP: torch.Tensor,
+        page_size: int,
+    ) -> AttentionInput:
+        """From arrays, on the device of the page table, in few calls: a step's rows are few, and calls cost most.
+
+        places_2T: positions and slots. keys_4T: sequence, prefix, tail length and first key.
+        """
+        import torch
+
+        device = page_table_BP.device
+        positions_T, slots_T = torch.from_numpy(places_2T).to(device).unbind()
+        sequence_T, prefix_T, tail_len_T, first_T = torch.from_numpy(keys_4T).to(device).unbind()
+        return cls(
+            positions_T=positions_T,
+            slots_T=slots_T,
+            sequence_T=sequence_T,
+            page_table_BP=page_table_BP,
+            prefix_T=prefix_T,
+            tail_TE=torch.from_numpy(tail_TE).to(device),
+            tail_len_T=tail_len_T,
+            first_T=first_T,
+            page_size=page_size,
+        )
+
     def rows(self, keep: torch.Tensor) -> AttentionInput:
         """The same addressing for some of the rows. keep: int64, their numbers."""
         return replace(

@@ -142,8 +142,8 @@ def test_bad_arguments_are_named() -> None:
         "token 19 is out of range: give 0 to 18": (tokens + 1, states, where, held),
         "token -1": (torch.tensor([0, 1, -1, 2, 3]), states, where, held),
         "position 32 is out of range": (tokens, states, replace(where, positions_T=where.positions_T + 24), held),
-        "outside the cache|out of range": (tokens, states, replace(where, slots_T=where.slots_T + 8), held),
-        "slot 48 is out of range": (
+        "slot 50 is outside the cache of 48": (tokens, states, replace(where, slots_T=where.slots_T + 8), held),
+        "slot 50 is outside": (
             tokens,
             states,
             replace(where, slots_T=where.slots_T + 8),
@@ -153,9 +153,11 @@ def test_bad_arguments_are_named() -> None:
         "width 40": (tokens, states[:, :8].contiguous(), where, held),
         "float32": (tokens, states.bfloat16(), where, held),
         "4 tokens": (tokens[:4], states, where, held),
-        "int64": (tokens.int(), states, where, held),
+        "tokens are .* give contiguous int64": (tokens.int(), states, where, held),
+        "keep are .* give contiguous int64": (tokens, states, where, held, torch.tensor([0], dtype=torch.int32)),
         "heads of 4": (tokens, states, where, narrow),
         "kept row -1": (tokens, states, where, held, torch.tensor([-1])),
+        "kept row 5 is out of range: give 0 to 4": (tokens, states, where, held, torch.tensor([5])),
         "name each once": (tokens, states, where, held, twice),
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -46,17 +46,8 @@ class Lanes:
         tail_TE: NDArray[np.int32],
         tail_len: int,
     ) -> AttentionInput:
-        return AttentionInput(
-            positions_T=self._put(positions_T, np.int64),
-            slots_T=self._put(slots_T, np.int64),
-            sequence_T=self._put(lane_T, np.int32),
-            page_table_BP=self.page_table_BP,
-            prefix_T=self._put(prefix_T, np.int32),
-            tail_TE=self._put(tail_TE, np.int32),
-            tail_len_T=self._put(np.full(len(lane_T), tail_len), np.int32),
-            first_T=self._put(self.first_B[lane_T], np.int32),
-            page_size=self.page_size,
-        )
-
-    def _put(self, values: NDArray[np.integer[Any]], dtype: type[np.integer[Any]]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype)).to(self.page_table_BP.device)
+        places_2T = np.empty((2, len(lane_T)), np.int64)
+        places_2T[0], places_2T[1] = positions_T, slots_T
+        keys_4T = np.empty((4, len(lane_T)), np.int32)
+        keys_4T[0], keys_4T[1], keys_4T[2], keys_4T[3] = lane_T, prefix_T, tail_len, self.first_B[lane_T]
+        return AttentionInput.packed(places_2T, keys_4T, tail_TE, self.page_table_BP, self.page_size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from alula.cache import Transaction
 from alula.sequence import PlanItem, StepPlan
@@ -22,6 +23,10 @@ class Span:
     nodes: int
 
     @property
+    def rows(self) -> range:
+        return range(self.start, self.start + self.chunk + self.nodes)
+
+    @property
     def tree(self) -> range:
         return range(self.start + self.chunk, self.start + self.chunk + self.nodes)
 
@@ -35,64 +40,67 @@ class Packed:
 
 @dataclass(frozen=True)
 class _Rows:
-    tokens: IntArray
-    positions: IntArray
-    slots: IntArray
-    prefix: IntArray
-    tails: IntArray
-    tail_len: IntArray
+    """Of one plan item, see `AttentionInput.packed`."""
+
+    tokens_T: IntArray
+    places_2T: IntArray
+    keys_4T: NDArray[np.int32]
+    tail_TE: NDArray[np.int32]
 
 
 def pack(
     plan: StepPlan, trees: Seq[DraftTree | None], txn: Transaction, page_size: int, device: torch.device
 ) -> Packed:
     """Rows in plan order; each sequence's catch-up rows stand before its tree, node by node."""
-    parts = [_rows(item, tree, txn) for item, tree in zip(plan.items, trees, strict=True)]
-    widest = max(part.tails.shape[1] for part in parts)
-    counts = [len(part.tokens) for part in parts]
-
-    def joined(name: str, dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([getattr(part, name) for part in parts])).to(device, dtype)
-
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    tails = np.zeros((starts[-1], widest), np.int32)
-    for start, part in zip(starts, parts, strict=False):
-        tails[start : start + len(part.tails), : part.tails.shape[1]] = part.tails
-    where = AttentionInput(
-        positions_T=joined("positions", torch.int64),
-        slots_T=joined("slots", torch.int64),
-        sequence_T=torch.from_numpy(np.repeat(np.arange(len(parts)), counts)).to(device, torch.int32),
-        page_table_BP=txn.page_table([item.sequence.id for item in plan.items]),
-        prefix_T=joined("prefix", torch.int32),
-        tail_TE=torch.from_numpy(tails).to(device, torch.int32),
-        tail_len_T=joined("tail_len", torch.int32),
-        first_T=torch.zeros(sum(counts), dtype=torch.int32, device=device),
-        page_size=page_size,
-    )
-    spans = tuple(
-        Span(int(start), len(item.chunk), 0 if tree is None else len(tree))
-        for start, item, tree in zip(starts, plan.items, trees, strict=False)
-    )
-    return Packed(joined("tokens", torch.int64), where, spans)
+    lines = zip(plan.items, trees, strict=True)
+    rows = _joined([_rows(line, item, tree, txn) for line, (item, tree) in enumerate(lines)])
+    page_table_BP = txn.page_table([item.sequence.id for item in plan.items])
+    where = AttentionInput.packed(rows.places_2T, rows.keys_4T, rows.tail_TE, page_table_BP, page_size)
+    return Packed(torch.from_numpy(rows.tokens_T).to(device), where, _spans(plan, trees))
 
 
-def _rows(item: PlanItem, tree: DraftTree | None, txn: Transaction) -> _Rows:
+def _rows(line: int, item: PlanItem, tree: DraftTree | None, txn: Transaction) -> _Rows:
     """A catch-up row reads its whole past through the page table; a node reads its ancestors as a tail."""
-    chunk = np.arange(item.chunk.start, item.chunk.stop)
+    start, root = item.chunk.start, item.chunk.stop
+    chunk, nodes = root - start, 0 if tree is None else len(tree)
+    count = chunk + nodes
+    tokens_T, places_2T = np.empty(count, np.int64), np.empty((2, count), np.int64)
+    keys_4T = np.empty((4, count), np.int32)
+    logical_T = np.arange(start, start + count)
+    slots_T = txn.slots(item.sequence.id, logical_T)
+    tokens_T[:chunk] = item.sequence.tokens[start:root]
+    places_2T[0], places_2T[1] = logical_T, slots_T
+    keys_4T[0], keys_4T[1], keys_4T[2:] = line, logical_T + 1, 0
     if tree is None:
-        tree_tokens, depths, tails = np.zeros(0, np.int64), np.zeros(0, np.int64), np.full((0, 1), -1)
-    else:
-        tree_tokens, depths, tails = tree.tokens_N, tree.depths_N, tree.tails_NE
-    root = item.chunk.stop
-    slots = txn.slots(item.sequence.id, np.arange(item.chunk.start, root + len(tree_tokens)))
-    node_slots = slots[len(chunk) :]
-    tail_slots = np.where(tails >= 0, node_slots[tails], 0) if len(node_slots) else tails
-    no_tail = np.zeros((len(chunk), tails.shape[1]), np.int64)
+        return _Rows(tokens_T, places_2T, keys_4T, np.zeros((count, 1), np.int32))
+    tokens_T[chunk:], places_2T[0, chunk:] = tree.tokens_N, root + tree.depths_N
+    keys_4T[1, chunk:], keys_4T[2, chunk:] = root, tree.depths_N + 1
+    tails_NE = tree.tails_NE
+    tail_TE = np.zeros((count, tails_NE.shape[1]), np.int32)
+    tail_TE[chunk:] = np.where(tails_NE >= 0, slots_T[chunk:][tails_NE], 0)
+    return _Rows(tokens_T, places_2T, keys_4T, tail_TE)
+
+
+def _joined(parts: Seq[_Rows]) -> _Rows:
+    if len(parts) == 1:
+        return parts[0]
+    widest, start = max(part.tail_TE.shape[1] for part in parts), 0
+    tail_TE = np.zeros((sum(len(part.tokens_T) for part in parts), widest), np.int32)
+    for part in parts:
+        stop = start + len(part.tokens_T)
+        tail_TE[start:stop, : part.tail_TE.shape[1]] = part.tail_TE
+        start = stop
     return _Rows(
-        tokens=np.concatenate([item.sequence.tokens[item.chunk.start : root], tree_tokens]).astype(np.int64),
-        positions=np.concatenate([chunk, root + depths]),
-        slots=slots,
-        prefix=np.concatenate([chunk + 1, np.full(len(tree_tokens), root)]),
-        tails=np.concatenate([no_tail, tail_slots]),
-        tail_len=np.concatenate([np.zeros(len(chunk), np.int64), (tails >= 0).sum(1)]),
+        np.concatenate([part.tokens_T for part in parts]),
+        np.concatenate([part.places_2T for part in parts], 1),
+        np.concatenate([part.keys_4T for part in parts], 1),
+        tail_TE,
     )
+
+
+def _spans(plan: StepPlan, trees: Seq[DraftTree | None]) -> tuple[Span, ...]:
+    spans, start = [], 0
+    for item, tree in zip(plan.items, trees, strict=True):
+        spans.append(Span(start, len(item.chunk), 0 if tree is None else len(tree)))
+        start = spans[-1].tree.stop
+    return tuple(spans)

@@ -40,19 +40,25 @@ class Runner:
         return pack(plan, trees, txn, self._cache.page_size, self._decoder.device)
 
     def forward(self, plan: StepPlan, packed: Packed) -> Scored:
+        spans = packed.spans
         hidden = self._decoder.forward(packed.tokens_T, packed.where, self._cache.target_layers, self._taps)
-        pairs = list(zip(plan.items, packed.spans, strict=True))
-        asked = [span.chunk if _wants_prompt_logits(item) else 0 for item, span in pairs]
-        rows = [row for span in packed.spans for row in span.tree]
-        rows += [span.start + i for span, count in zip(packed.spans, asked, strict=True) for i in range(count)]
-        final_TD = hidden.final_TD
-        logits = self._decoder.logits(final_TD if rows == list(range(len(final_TD))) else final_TD[rows])
-        tree_rows = sum(span.nodes for span in packed.spans)
-        return Scored(
-            logits_RV=logits[:tree_rows],
-            features=tuple(_span_features(hidden.features_TF, span) for span in packed.spans),
-            prompt_logits=tuple(part if len(part) else None for part in torch.split(logits[tree_rows:], asked)),
-        )
+        asked = [span.chunk if _wants_prompt_logits(item) else 0 for item, span in zip(plan.items, spans, strict=True)]
+        features = tuple(_span_features(hidden.features_TF, span) for span in spans)
+        if not any(asked):
+            nothing = (None,) * len(spans)
+            return Scored(self._decoder.logits(_tree_rows(hidden.final_TD, spans)), features, nothing)
+        prompts = [row for span, count in zip(spans, asked, strict=True) for row in span.rows[:count]]
+        nodes = [row for span in spans for row in span.tree]
+        logits_RV = self._decoder.logits(hidden.final_TD[nodes + prompts])
+        parts = torch.split(logits_RV[len(nodes) :], asked)
+        return Scored(logits_RV[: len(nodes)], features, tuple(part if len(part) else None for part in parts))
+
+
+def _tree_rows(final_TD: torch.Tensor, spans: Seq[Span]) -> torch.Tensor:
+    """The rows of nodes; no copy where there are no others."""
+    if not any(span.chunk for span in spans):
+        return final_TD
+    return final_TD[[row for span in spans for row in span.tree]]
 
 
 def _wants_prompt_logits(item: PlanItem) -> bool:
@@ -60,4 +66,6 @@ def _wants_prompt_logits(item: PlanItem) -> bool:
 
 
 def _span_features(features_TF: torch.Tensor | None, span: Span) -> torch.Tensor | None:
-    return None if features_TF is None else features_TF[span.start : span.tree.stop]
+    if features_TF is None or features_TF.shape[0] == len(span.rows):
+        return features_TF
+    return features_TF[span.rows.start : span.rows.stop]

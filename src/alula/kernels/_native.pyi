@@ -23,6 +23,8 @@ class Where:
         pages: int,
         tail_width: int,
         page_size: int,
+        keep: int,
+        kept: int,
         /,
     ) -> None: ...
     @property

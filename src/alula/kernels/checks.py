@@ -126,15 +126,15 @@ def check_attention(q_THK: torch.Tensor, layer: KVLayer, where: AttentionInput, 
 
 def check_where(where: AttentionInput) -> None:
     """Index tensors are contiguous, of the documented dtypes and of matching lengths."""
-    rows = len(where.prefix_T)
+    rows = where.prefix_T.shape[0]
     wide = ("positions_T", "slots_T")
     for name in (*wide, "sequence_T", "prefix_T", "tail_TE", "tail_len_T", "first_T", "page_table_BP"):
         index = getattr(where, name)
         dtype = torch.int64 if name in wide else torch.int32
         if index.dtype != dtype or not index.is_contiguous():
             raise ValueError(f"{name} is {index.dtype} or strided: give contiguous {dtype}")
-        if name != "page_table_BP" and len(index) != rows:
-            raise ValueError(f"{name} has {len(index)} rows: give {rows}, like prefix_T")
+        if name != "page_table_BP" and index.shape[0] != rows:
+            raise ValueError(f"{name} has {index.shape[0]} rows: give {rows}, like prefix_T")
 
 
 def check_logits(x_RV: torch.Tensor, k: int = 1) -> None:

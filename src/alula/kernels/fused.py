@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from alula.kernels.protocol import RopeTable
     from alula.tree import AttentionInput
 
-Resolve = Callable[["AttentionInput"], _native.Where]
+Resolve = Callable[["AttentionInput", "torch.Tensor | None"], _native.Where]
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ class FusedStack:
         self, embedded_TD: torch.Tensor, where: AttentionInput, caches: Sequence[KVLayer], taps: Sequence[int]
     ) -> Hidden:
         """See `PreparedStack`."""
-        resolved = self._resolve(where)
+        resolved = self._resolve(where, None)
         self._check(embedded_TD, where, resolved)
         cache = self._checked(caches)
         check_slots(resolved.highest_slot, cache.slots)
-        rows = len(embedded_TD)
+        rows = embedded_TD.shape[0]
         residual_TD = embedded_TD.clone(memory_format=torch.contiguous_format)
         final_TD = torch.empty_like(residual_TD)
         features_TF = torch.empty((rows, len(taps) * self._widths.hidden), dtype=self._widths.dtype) if taps else None
@@ -160,10 +160,11 @@ class FusedStack:
 
     def _check(self, embedded_TD: torch.Tensor, where: AttentionInput, resolved: _native.Where) -> None:
         check_rows("embedded", embedded_TD, self._widths.hidden)
-        if embedded_TD.dtype != self._widths.dtype or len(embedded_TD) != len(where.prefix_T):
+        rows, wanted = embedded_TD.shape[0], where.prefix_T.shape[0]
+        if embedded_TD.dtype != self._widths.dtype or rows != wanted:
             raise ValueError(
-                f"embedded is {embedded_TD.dtype} with {len(embedded_TD)} rows: give {self._widths.dtype} and "
-                f"{len(where.prefix_T)} rows, one for each of the attention input"
+                f"embedded is {embedded_TD.dtype} with {rows} rows: give {self._widths.dtype} and {wanted} rows, one "
+                "for each of the attention input"
             )
         if resolved.highest_position >= self._positions:
             raise ValueError(f"position {resolved.highest_position} is past the rope table: build it longer")

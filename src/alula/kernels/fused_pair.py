@@ -86,12 +86,13 @@ class FusedPair:
         keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `PreparedPair`. Raises ValueError for a token, position or slot out of range."""
-        resolved = self._resolve(where if keep is None else where.rows(keep))
-        self._check(tokens_T, states_TD, where, cache)
+        self._check(tokens_T, states_TD, where, cache, keep)
+        resolved = self._resolve(where, keep)
         check_slots(resolved.highest_slot, cache.slots)
-        kept = len(tokens_T) if keep is None else len(keep)
+        rows = tokens_T.shape[0]
+        kept = rows if keep is None else keep.shape[0]
         final_RD = torch.empty((kept, self._widths.hidden), dtype=self._widths.dtype)
-        if len(tokens_T):
+        if rows:
             self._native.run(
                 resolved,
                 tokens_T.data_ptr(),
@@ -103,24 +104,30 @@ class FusedPair:
                 cache.slots,
                 where.positions_T.data_ptr(),
                 where.slots_T.data_ptr(),
-                len(tokens_T),
+                rows,
                 0 if keep is None else keep.data_ptr(),
                 kept,
                 torch.get_num_threads(),
             )
         return final_RD
 
-    def _check(self, tokens_T: torch.Tensor, states_TD: torch.Tensor, where: AttentionInput, cache: KVLayer) -> None:
+    def _check(
+        self,
+        tokens_T: torch.Tensor,
+        states_TD: torch.Tensor,
+        where: AttentionInput,
+        cache: KVLayer,
+        keep: torch.Tensor | None,
+    ) -> None:
         widths = self._widths
         check_rows("states", states_TD, widths.hidden)
         if states_TD.dtype != widths.dtype or not states_TD.is_contiguous():
             raise ValueError(f"states are {states_TD.dtype} or strided: give contiguous {widths.dtype}")
-        if not len(tokens_T) == len(states_TD) == len(where.slots_T):
-            raise ValueError(
-                f"there are {len(tokens_T)} tokens, {len(states_TD)} states and {len(where.slots_T)} slots: give one "
-                "of each per row"
-            )
-        if tokens_T.dtype != torch.int64 or not tokens_T.is_contiguous():
-            raise ValueError(f"tokens are {tokens_T.dtype} or strided: give contiguous int64")
+        tokens, states, slots = tokens_T.shape[0], states_TD.shape[0], where.slots_T.shape[0]
+        if not tokens == states == slots:
+            raise ValueError(f"there are {tokens} tokens, {states} states and {slots} slots: give one of each per row")
+        for name, numbers in (("tokens", tokens_T), ("keep", keep)):
+            if numbers is not None and (numbers.dtype != torch.int64 or not numbers.is_contiguous()):
+                raise ValueError(f"{name} are {numbers.dtype} or strided: give contiguous int64")
         check_layer(cache)
         check_attention_width(cache, widths.groups, widths.head_dim)

@@ -60,7 +60,7 @@ class NativeKernels:
         self.products = Products(self.level, linear)
         self.weight_format = self.products.weight_format
         self.sampler = NativeSampler(self.level)
-        self._where: tuple[AttentionInput, _native.Where] | None = None
+        self._where: tuple[AttentionInput, torch.Tensor | None, _native.Where] | None = None
 
     def describe(self) -> Numerics:
         threads = torch.get_num_threads()
@@ -244,11 +244,11 @@ class NativeKernels:
         )
         return y_THK
 
-    def _resolved(self, where: AttentionInput) -> _native.Where:
-        """`where` with every key's slot looked up; kept for the other layers of the same forward."""
+    def _resolved(self, where: AttentionInput, keep: torch.Tensor | None = None) -> _native.Where:
+        """`where`, or some rows of it, with every key's slot looked up; kept for the layers of the same forward."""
         known = self._where
-        if known is not None and known[0] is where:
-            return known[1]
+        if known is not None and known[0] is where and known[1] is keep:
+            return known[2]
         check_where(where)
         sequences, pages = where.page_table_BP.shape
         resolved = _native.Where(
@@ -260,13 +260,15 @@ class NativeKernels:
             where.first_T.data_ptr(),
             where.positions_T.data_ptr(),
             where.slots_T.data_ptr(),
-            len(where.prefix_T),
+            where.prefix_T.shape[0],
             sequences,
             pages,
             where.tail_TE.shape[1],
             where.page_size,
+            0 if keep is None else keep.data_ptr(),
+            0 if keep is None else keep.shape[0],
         )
-        self._where = (where, resolved)
+        self._where = (where, keep, resolved)
         return resolved
 
     def softcap(self, x_RV: torch.Tensor, cap: float) -> torch.Tensor:
@@ -278,21 +280,21 @@ class NativeKernels:
 
     def argmax(self, x_RV: torch.Tensor) -> torch.Tensor:
         check_logits(x_RV)
-        index_R = torch.empty(len(x_RV), dtype=torch.int64)
+        index_R = torch.empty(x_RV.shape[0], dtype=torch.int64)
         self.level.argmax(*_rows_of(x_RV), index_R.data_ptr(), torch.get_num_threads())
         return index_R
 
     def topk(self, x_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         check_logits(x_RV, k)
-        values_Rk = torch.empty((len(x_RV), k))
-        index_Rk = torch.empty((len(x_RV), k), dtype=torch.int64)
+        values_Rk = torch.empty((x_RV.shape[0], k))
+        index_Rk = torch.empty((x_RV.shape[0], k), dtype=torch.int64)
         threads = torch.get_num_threads()
         self.level.topk(*_rows_of(x_RV), k, values_Rk.data_ptr(), index_Rk.data_ptr(), threads)
         return values_Rk, index_Rk
 
     def logsumexp(self, x_RV: torch.Tensor) -> torch.Tensor:
         check_logits(x_RV)
-        y_R = torch.empty(len(x_RV))
+        y_R = torch.empty(x_RV.shape[0])
         self.level.logsumexp(*_rows_of(x_RV), y_R.data_ptr(), torch.get_num_threads())
         return y_R
 

@@ -69,7 +69,7 @@ class Products:
             return self.probe.linear(x_TI.to(linear.weight_OI.dtype), linear).to(linear.out_dtype)
         if not isinstance(linear, NativeLinear):
             raise ValueError("linear was prepared by another kernel set: prepare it with this one")
-        rows, threads = len(x_TI), torch.get_num_threads()
+        rows, threads = x_TI.shape[0], torch.get_num_threads()
         y_TO = torch.empty((rows, linear.out_features), dtype=linear.out_dtype)
         if rows:
             x = (x_TI.data_ptr(), x_TI.stride(0), x_TI.dtype == torch.bfloat16)
