@@ -176,6 +176,15 @@ struct GumbelArgs {
     int threads;
 };
 
+// How each row is to be chosen from, see cuts.h. Temperature 0: greedily; top_k 0, top_p 1 and min_p 0: no such cut.
+struct ChoiceArgs {
+    VocabularyArgs rows;
+    const double* temperature;
+    const int64_t* top_k;
+    const double *top_p, *min_p;
+    const uint64_t* key;  // of the noise
+};
+
 struct Table {
     const char* name;
     void (*pack)(const PackArgs&);
@@ -193,7 +202,7 @@ struct Table {
     void (*logsumexp)(const VocabularyArgs&, float* y);
     void (*softmax)(const VocabularyArgs&, float* y, bool logarithm);
     void (*gumbel)(const GumbelArgs&);
-    void (*noisy_argmax)(const VocabularyArgs&, const double* temperature, const uint64_t* key, int64_t* index);
+    void (*choose)(const ChoiceArgs&, int64_t* index);
 };
 
 const Table& table_portable();

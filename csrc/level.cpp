@@ -37,6 +37,7 @@ namespace {
 #include "pair.h"
 #include "vocabulary.h"
 #include "noise.h"
+#include "cuts.h"
 }  // namespace
 
 #if defined(ALULA_LEVEL_AVX512)
@@ -53,7 +54,7 @@ namespace {
 const Table& ALULA_TABLE() {
     static constexpr Table table{ALULA_NAME, pack, pack_blocks, linear, norm, gated, rope,      attention,
                                  stack,      pair, softcap,     argmax, topk, logsumexp, softmax, gumbel,
-                                 noisy_argmax};
+                                 choose};
     return table;
 }
 

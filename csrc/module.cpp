@@ -177,10 +177,12 @@ class Level {
         table->gumbel({at<const uint64_t>(key), at<const int64_t>(ids), keys, count, at<float>(y), threads});
     }
 
-    void noisy_argmax(Address x, int64_t stride, int64_t rows, int64_t width, Address temperature, Address key,
-                      Address index, int threads) const {
-        table->noisy_argmax({at<const float>(x), stride, rows, width, threads}, at<const double>(temperature),
-                            at<const uint64_t>(key), at<int64_t>(index));
+    void choose(Address x, int64_t stride, int64_t rows, int64_t width, Address temperature, Address top_k,
+                Address top_p, Address min_p, Address key, Address index, int threads) const {
+        table->choose({{at<const float>(x), stride, rows, width, threads}, at<const double>(temperature),
+                       at<const int64_t>(top_k), at<const double>(top_p), at<const double>(min_p),
+                       at<const uint64_t>(key)},
+                      at<int64_t>(index));
     }
 
     const Table* table = nullptr;
@@ -392,7 +394,7 @@ NB_MODULE(_native, m) {
         .def("argmax", &Level::argmax, release())
         .def("topk", &Level::topk, release())
         .def("gumbel", &Level::gumbel, release())
-        .def("noisy_argmax", &Level::noisy_argmax, release())
+        .def("choose", &Level::choose, release())
         .def("logsumexp", &Level::logsumexp, release())
         .def("softmax", &Level::softmax, release());
 

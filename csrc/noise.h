@@ -92,12 +92,23 @@ inline uint64_t least_bits(double level) {
     return reaching < 0x1p64 ? uint64_t(0) - uint64_t(reaching) : 0;
 }
 
+// The bits with which an id that scores at most `rest` without its noise may beat the winner.
+inline uint64_t bits_to_beat(const Winner& winner, double rest) {
+    const double slack = 1e-6 * (1.0 + (rest < 0 ? -rest : rest));
+    return least_bits(winner.key - rest - slack);
+}
+
+// `depth` below the best logit, and finite: masked ids lie lower.
+inline float floor_below(float top, double depth) {
+    const double floor = double(top) - depth, lowest = -double(__FLT_MAX__);
+    return float(floor > lowest ? floor : lowest);
+}
+
 // The best of the likely ids (logits above `floor`), and the least bits with which another one, which scores at most
 // `rest` without its noise, may beat it.
 inline uint64_t first_look(const Contest& row, Winner& winner) {
     const float top = top_of(row.x, 0, row.width);
-    const double depth = double(top) - kLikelyDepth * row.temperature, lowest = -double(__FLT_MAX__);
-    const float floor = float(depth > lowest ? depth : lowest);
+    const float floor = floor_below(top, kLikelyDepth * row.temperature);
     int64_t likely = 0;
     for (int64_t begin = 0; begin < row.width && likely < kMostLikely; begin += kTopBlock) {
         const int64_t end = smaller(begin + kTopBlock, row.width);
@@ -111,8 +122,7 @@ inline uint64_t first_look(const Contest& row, Winner& winner) {
             if (row.x[id] == top) row.offer(winner, id, draw_bits(row.key, id));
         rest = double(top) / row.temperature;
     }
-    const double slack = 1e-6 * (1.0 + (rest < 0 ? -rest : rest));
-    return least_bits(winner.key - rest - slack);
+    return bits_to_beat(winner, rest);
 }
 
 // Ids begin .. end - 1 whose bits are large enough to win.
@@ -127,23 +137,17 @@ inline void second_look(const Contest& row, uint64_t least, int64_t begin, int64
     }
 }
 
-// index[r] = id with the largest x[r][id] / temperature[r] + noise, the lowest of equals. Every row's best is finite.
-void noisy_argmax(const VocabularyArgs& a, const double* temperature, const uint64_t* key, int64_t* index) {
-    const int64_t threads = larger(a.threads, 1);
-    Scratch room(threads * int64_t(sizeof(Winner) / 4));
-    Winner* found = reinterpret_cast<Winner*>(room.data);
-    for (int64_t r = 0; r < a.rows; ++r) {
-        const Contest row{logits(a, r), a.width, temperature[r], key[r]};
-        for (int64_t t = 0; t < threads; ++t) found[t] = Winner{};
-        const uint64_t least = first_look(row, found[0]);
-#pragma omp parallel for num_threads(a.threads) if (a.width > kParallelValues)
-        for (int64_t t = 0; t < threads; ++t) {
-            Winner own = found[t];  // in registers: neighbours in memory are another thread's
-            second_look(row, least, a.width * t / threads, a.width * (t + 1) / threads, own);
-            found[t] = own;
-        }
-        Winner best = found[0];
-        for (int64_t t = 1; t < threads; ++t) best.offer(found[t].key, found[t].id);
-        index[r] = best.id;
+// The id with the largest logit / temperature + noise, the lowest of equals; `found` has room for each thread's own.
+inline int64_t noisy_argmax(const Contest& row, Winner* found, int64_t threads) {
+    for (int64_t t = 0; t < threads; ++t) found[t] = Winner{};
+    const uint64_t least = first_look(row, found[0]);
+#pragma omp parallel for num_threads(threads) if (row.width > kParallelValues)
+    for (int64_t t = 0; t < threads; ++t) {
+        Winner own = found[t];  // in registers: neighbours in memory are another thread's
+        second_look(row, least, row.width * t / threads, row.width * (t + 1) / threads, own);
+        found[t] = own;
     }
+    Winner best = found[0];
+    for (int64_t t = 1; t < threads; ++t) best.offer(found[t].key, found[t].id);
+    return best.id;
 }

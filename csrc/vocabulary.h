@@ -14,15 +14,16 @@ inline float top_of(const float* x, int64_t begin, int64_t end) {
     return lane_max(top);
 }
 
+inline int64_t argmax_row(const float* x, int64_t width) {
+    const float top = top_of(x, 0, width);
+    int64_t i = 0;
+    while (i < width && !(x[i] == top)) ++i;
+    return i < width ? i : 0;  // a row of nothing but NaN and -inf
+}
+
 void argmax(const VocabularyArgs& a, int64_t* index) {
 #pragma omp parallel for num_threads(a.threads) if (is_large(a))
-    for (int64_t r = 0; r < a.rows; ++r) {
-        const float* x = logits(a, r);
-        const float top = top_of(x, 0, a.width);
-        int64_t i = 0;
-        while (i < a.width && !(x[i] == top)) ++i;
-        index[r] = i < a.width ? i : 0;  // a row of nothing but NaN and -inf
-    }
+    for (int64_t r = 0; r < a.rows; ++r) index[r] = argmax_row(logits(a, r), a.width);
 }
 
 struct Entry {
@@ -52,11 +53,13 @@ inline void sift_down(Entry* heap, int64_t size, int64_t at) {
 struct Best {
     Entry* heap;
     int64_t room, size = 0;
+    void heapify() {
+        for (int64_t i = size / 2; i-- > 0;) sift_down(heap, size, i);
+    }
     void offer(Entry entry) {
         if (size < room) {
             heap[size++] = entry;
-            if (size == room)
-                for (int64_t i = size / 2; i-- > 0;) sift_down(heap, size, i);
+            if (size == room) heapify();
         } else if (before(entry, heap[0])) {
             heap[0] = entry;
             sift_down(heap, size, 0);
@@ -72,12 +75,20 @@ struct Best {
     }
 };
 
-// The k-th largest block maximum bounds the k-th largest value from below, so only blocks that reach it are searched.
-inline void topk_row(const float* x, int64_t width, int64_t k, float* tops, Best best, float* values, int64_t* index) {
-    const int64_t blocks = ceil_div(width, kTopBlock);
+inline int64_t top_blocks(int64_t width) { return ceil_div(width, kTopBlock); }
+
+inline void block_tops(const float* x, int64_t width, float* tops) {
+    for (int64_t b = 0; b < top_blocks(width); ++b)
+        tops[b] = top_of(x, b * kTopBlock, smaller((b + 1) * kTopBlock, width));
+}
+
+// Leaves the first k = best.room <= width entries of the row in order. The k-th largest block maximum bounds the k-th
+// largest value from below, so only blocks that reach it are searched.
+inline void first_entries(const float* x, int64_t width, float* tops, Best& best) {
+    const int64_t blocks = top_blocks(width);
     float bound = -kInfinity;
-    for (int64_t b = 0; b < blocks; ++b) tops[b] = top_of(x, b * kTopBlock, smaller((b + 1) * kTopBlock, width));
-    if (blocks >= k) {
+    block_tops(x, width, tops);
+    if (blocks >= best.room) {
         for (int64_t b = 0; b < blocks; ++b) best.offer({tops[b], b});
         bound = best.heap[0].value;
         best.size = 0;
@@ -90,6 +101,10 @@ inline void topk_row(const float* x, int64_t width, int64_t k, float* tops, Best
         }
     }
     best.sort();
+}
+
+inline void topk_row(const float* x, int64_t width, int64_t k, float* tops, Best best, float* values, int64_t* index) {
+    first_entries(x, width, tops, best);
     for (int64_t i = 0; i < k; ++i) {
         values[i] = best.heap[i].value;
         index[i] = best.heap[i].index;
@@ -97,10 +112,9 @@ inline void topk_row(const float* x, int64_t width, int64_t k, float* tops, Best
 }
 
 void topk(const VocabularyArgs& a, int64_t k, float* values, int64_t* index) {
-    const int64_t blocks = ceil_div(a.width, kTopBlock);
 #pragma omp parallel num_threads(a.threads) if (is_large(a))
     {
-        Scratch tops(blocks), heap(k * int64_t(sizeof(Entry) / 4));
+        Scratch tops(top_blocks(a.width)), heap(k * int64_t(sizeof(Entry) / 4));
 #pragma omp for
         for (int64_t r = 0; r < a.rows; ++r)
             topk_row(logits(a, r), a.width, k, tops.data, {reinterpret_cast<Entry*>(heap.data), k}, values + r * k,

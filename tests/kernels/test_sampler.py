@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from alula.kernels import _native
 from alula.kernels.sampler import NativeSampler
-from alula.sampling.distribution import choose
 from alula.sampling.noise import Stream, draw_bits, row_keys, steps, to_gumbel
-from alula.sequence import SamplingParams
 from alula.tree import FloatArray
 
 LEVELS = _native.levels()
@@ -25,6 +23,11 @@ def sampler(request: pytest.FixtureRequest) -> NativeSampler:
 
 def keys(count: int, seed: int = 0) -> np.ndarray:
     return row_keys(Stream.TARGET, np.arange(count) + seed, 0, 17)
+
+
+def uncut(sampler: NativeSampler, rows: FloatArray, temperatures: np.ndarray, row_keys_: np.ndarray) -> np.ndarray:
+    count = len(rows)
+    return sampler.choose(rows, temperatures, np.zeros(count, np.int64), np.ones(count), np.zeros(count), row_keys_)
 
 
 def by_definition(rows: FloatArray, temperatures: np.ndarray, row_keys_: np.ndarray) -> list[int]:
@@ -50,7 +53,7 @@ def test_the_choice_is_that_of_the_definition(
     rows[::3, ::2] = -np.inf
     rows[:, -1] = np.maximum(rows[:, -1], np.float32(-3.0))
     temperatures = np.full(12, temperature)
-    found = sampler.noisy_argmax(rows, temperatures, keys(12))
+    found = uncut(sampler, rows, temperatures, keys(12))
     assert found.tolist() == by_definition(rows, temperatures, keys(12))
 
 
@@ -61,7 +64,7 @@ def test_any_row_of_any_seed(seed: int, width: int, scale: float, t: float) -> N
     own_keys = row_keys(Stream.TARGET, [seed] * 3, 0, [1, 2, 3])
     wanted = by_definition(rows, np.full(3, t), own_keys)
     for level in LEVELS:
-        assert NativeSampler(_native.Level(level)).noisy_argmax(rows, np.full(3, t), own_keys).tolist() == wanted
+        assert uncut(NativeSampler(_native.Level(level)), rows, np.full(3, t), own_keys).tolist() == wanted
 
 
 def test_thousands_of_unlikely_ids_win_as_often_as_they_should(sampler: NativeSampler) -> None:
@@ -69,7 +72,7 @@ def test_thousands_of_unlikely_ids_win_as_often_as_they_should(sampler: NativeSa
     row = np.full(40_000, -10.6, np.float32)
     row[123] = 0.0
     rows, own_keys = np.repeat(row[None], 400, 0), keys(400, seed=5)
-    found = sampler.noisy_argmax(rows, np.ones(400), own_keys)
+    found = uncut(sampler, rows, np.ones(400), own_keys)
     assert found.tolist() == by_definition(rows, np.ones(400), own_keys)
     assert 150 < np.count_nonzero(found != 123) < 250
 
@@ -77,48 +80,37 @@ def test_thousands_of_unlikely_ids_win_as_often_as_they_should(sampler: NativeSa
 def test_extreme_logits(sampler: NativeSampler) -> None:
     largest = np.finfo(np.float32).max
     rows = np.array([[largest, -largest, 0.0], [-largest, -np.inf, -np.inf], [-np.inf, 5.0, -np.inf]], np.float32)
-    assert sampler.noisy_argmax(rows, np.ones(3), keys(3)).tolist() == [0, 0, 1]
+    assert uncut(sampler, rows, np.ones(3), keys(3)).tolist() == [0, 0, 1]
 
 
 def test_threads_and_neighbours_do_not_matter(sampler: NativeSampler) -> None:
     rows = np.random.default_rng(3).normal(size=(5, 30_000)).astype(np.float32)
-    together = sampler.noisy_argmax(rows, np.ones(5), keys(5)).tolist()
+    together = uncut(sampler, rows, np.ones(5), keys(5)).tolist()
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            alone = [sampler.noisy_argmax(rows[b : b + 1], np.ones(1), keys(5)[b : b + 1])[0] for b in range(5)]
+            alone = [uncut(sampler, rows[b : b + 1], np.ones(1), keys(5)[b : b + 1])[0] for b in range(5)]
             assert alone == together
     finally:
         torch.set_num_threads(before)
 
 
-def test_choose_takes_it_where_there_is_no_cut(sampler: NativeSampler) -> None:
-    rows = (np.random.default_rng(1).normal(size=(6, 5000)) * 3).astype(np.float32)
-    free, cut, greedy = SamplingParams(temperature=0.9), SamplingParams(top_p=0.8), SamplingParams(temperature=0.0)
-    params = [free, cut, greedy, free, SamplingParams(top_k=9), free]
-    where = ([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1], [9, 8, 7, 6, 5, 4])
-    asked: list[int] = []
-
-    class Spy:
-        def noisy_argmax(self, rows_BV: FloatArray, temperatures_B: np.ndarray, keys_B: np.ndarray) -> np.ndarray:
-            asked.append(len(rows_BV))
-            return sampler.noisy_argmax(rows_BV, temperatures_B, keys_B)
-
-        gumbel = sampler.gumbel
-
-    assert choose(rows, params, *where, Spy()).tolist() == choose(rows, params, *where).tolist()
-    assert asked == [3]
-
-
 def test_wrong_arguments_are_refused(sampler: NativeSampler) -> None:
+    rows = np.zeros((2, 9), np.float32)
     with pytest.raises(ValueError, match="float64"):
-        sampler.noisy_argmax(np.zeros((2, 9)), np.ones(2), keys(2))  # type: ignore[arg-type]
+        uncut(sampler, np.zeros((2, 9)), np.ones(2), keys(2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="strided"):
-        sampler.noisy_argmax(np.zeros((2, 18), np.float32)[:, ::2], np.ones(2), keys(2))
+        uncut(sampler, np.zeros((2, 18), np.float32)[:, ::2], np.ones(2), keys(2))
     with pytest.raises(ValueError, match="keys are int64: give uint64"):
-        sampler.noisy_argmax(np.zeros((2, 9), np.float32), np.ones(2), np.zeros(2, np.int64))  # type: ignore[arg-type]
+        uncut(sampler, rows, np.ones(2), np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="keys are float64"):
         sampler.gumbel(np.zeros(2), np.arange(3))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="1 temperatures and 2 keys"):
-        sampler.noisy_argmax(np.zeros((2, 9), np.float32), np.ones(1), keys(2))
+    with pytest.raises(ValueError, match="2 rows have 1, 2, 2, 2, 2 temperatures"):
+        uncut(sampler, rows, np.ones(1), keys(2))
+    for short in range(3):
+        cuts = [np.zeros(1 if short == i else 2) for i in range(3)]
+        with pytest.raises(ValueError, match="give one of each"):
+            sampler.choose(rows, np.ones(2), cuts[0], cuts[1], cuts[2], keys(2))
+    with pytest.raises(ValueError, match="give one of each"):
+        uncut(sampler, rows, np.ones(2), keys(1))

@@ -123,8 +123,20 @@ class Level:
         self, x: int, stride: int, rows: int, width: int, k: int, values: int, index: int, threads: int, /
     ) -> None: ...
     def gumbel(self, key: int, keys: int, ids: int, count: int, y: int, threads: int, /) -> None: ...
-    def noisy_argmax(
-        self, x: int, stride: int, rows: int, width: int, temperature: int, key: int, index: int, threads: int, /
+    def choose(
+        self,
+        x: int,
+        stride: int,
+        rows: int,
+        width: int,
+        temperature: int,
+        top_k: int,
+        top_p: int,
+        min_p: int,
+        key: int,
+        index: int,
+        threads: int,
+        /,
     ) -> None: ...
     def logsumexp(self, x: int, stride: int, rows: int, width: int, y: int, threads: int, /) -> None: ...
     def softmax(self, x: int, stride: int, rows: int, width: int, y: int, logarithm: bool, threads: int, /) -> None: ...

@@ -62,12 +62,21 @@ class HeadNorm:
 class Sampler(Protocol):
     """Noise for rows in host memory, in one pass. Keys and noise are those of `sampling.noise`."""
 
-    def noisy_argmax(
-        self, rows_BV: FloatArray, temperatures_B: NDArray[np.float64], keys_B: NDArray[np.uint64]
+    def choose(
+        self,
+        rows_BV: FloatArray,
+        temperatures_B: NDArray[np.float64],
+        top_k_B: NDArray[np.int64],
+        top_p_B: NDArray[np.float64],
+        min_p_B: NDArray[np.float64],
+        keys_B: NDArray[np.uint64],
     ) -> IntArray:
-        """Ids [B] with the largest logit / temperature + noise of each row, the lowest of equals.
+        """Ids [B] that rule `coupled` chooses, each row by its own parameters, as `sampling.distribution` defines it.
 
-        rows_BV: fp32, the best of each row finite.
+        rows_BV: shaped logits, fp32, the best of each row finite. Temperature 0 takes the largest logit; top-k 0 (or
+        the whole vocabulary), top-p 1 and min-p 0 cut nothing. Masses are summed otherwise than in numpy, so the
+        outcome may be another one where the mass of some first tokens is within about a millionth of a top-p bound.
+        Raises ValueError for rows that are no contiguous fp32, keys that are no uint64 and other numbers of values.
         """
         ...
 

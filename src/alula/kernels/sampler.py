@@ -1,4 +1,4 @@
-"""Gumbel noise, and the choice it makes, by the native kernels: the definition is that of `sampling.noise`."""
+"""Noise and choices by the native kernels, as `sampling.noise` and `sampling.distribution` define them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,35 @@ from alula.tree import FloatArray, IntArray
 
 
 class NativeSampler:
-    """Implements `protocol.Sampler`; bit for bit the numbers of numpy's."""
+    """Implements `protocol.Sampler`. The noise is numpy's bit for bit; of choices, see there."""
 
     def __init__(self, level: _native.Level) -> None:
         self._level = level
 
-    def noisy_argmax(
-        self, rows_BV: FloatArray, temperatures_B: NDArray[np.float64], keys_B: NDArray[np.uint64]
+    def choose(
+        self,
+        rows_BV: FloatArray,
+        temperatures_B: NDArray[np.float64],
+        top_k_B: NDArray[np.int64],
+        top_p_B: NDArray[np.float64],
+        min_p_B: NDArray[np.float64],
+        keys_B: NDArray[np.uint64],
     ) -> IntArray:
         if rows_BV.dtype != np.float32 or not rows_BV.flags.c_contiguous:
             raise ValueError(f"rows are {rows_BV.dtype} or strided: give contiguous float32")
         rows, width = rows_BV.shape
-        if not len(temperatures_B) == len(keys_B) == rows:
-            raise ValueError(f"{rows} rows have {len(temperatures_B)} temperatures and {len(keys_B)} keys: one of each")
-        temperatures_B, keys_B = np.ascontiguousarray(temperatures_B, np.float64), _words(keys_B)
+        doubles = [np.ascontiguousarray(values_B, np.float64) for values_B in (temperatures_B, top_p_B, min_p_B)]
+        temperatures_B, top_p_B, min_p_B = doubles
+        top_k_B, keys_B = np.ascontiguousarray(top_k_B, np.int64), _words(keys_B)
+        columns = (temperatures_B, top_k_B, top_p_B, min_p_B, keys_B)
+        if any(len(values_B) != rows for values_B in columns):
+            counts = ", ".join(str(len(values_B)) for values_B in columns)
+            raise ValueError(f"{rows} rows have {counts} temperatures, top-k, top-p, min-p and keys: give one of each")
         chosen_B = np.empty(rows, np.int64)
-        addresses = (temperatures_B.ctypes.data, keys_B.ctypes.data, chosen_B.ctypes.data)
-        self._level.noisy_argmax(rows_BV.ctypes.data, width, rows, width, *addresses, torch.get_num_threads())
+        where = (rows_BV.ctypes.data, width, rows, width)
+        temperature, top_k, top_p, min_p, key = [values_B.ctypes.data for values_B in columns]
+        results = (chosen_B.ctypes.data, torch.get_num_threads())
+        self._level.choose(*where, temperature, top_k, top_p, min_p, key, *results)
         return chosen_B
 
     def gumbel(self, keys_U: NDArray[np.uint64], ids_C: IntArray) -> FloatArray:
