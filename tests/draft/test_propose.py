@@ -125,6 +125,18 @@ def test_sampled_children_come_with_the_distribution_they_came_from(tree: Static
         assert (drawn.proposals[node][children(drawn, node)] > 0).all()
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_every_sequence_of_a_draft_is_shaped_by_its_own_parameters(sampled: bool) -> None:
+    policy = TreePolicy("rejection", StaticTree.of([(0,), (1,)]), sampled=sampled)
+    allowed = [(3, 8), (5, 2), (7, 1)]
+    lanes = [sequence(TOKENS, id=b, temperature=1.0, allowed_token_ids=ids) for b, ids in enumerate(allowed)]
+    kernels = load_kernels("torch")
+    growth = policy.growth(np.zeros(3, np.int64), [TreeShape(3, 1, 2)] * 3, kernels)
+    proposer = Proposer(policy, lanes, None, VOCAB, kernels)
+    proposer.expand(growth, torch.zeros(3, VOCAB), [()] * 3)
+    assert [set(children(tree, 0)) for tree in proposer.finish(growth)] == [set(ids) for ids in allowed]
+
+
 def test_sampled_children_follow_q() -> None:
     """Chi-square of the first child over seeds; and of the second given the first, which is q without it."""
     policy = TreePolicy("rejection", StaticTree.of([(0,), (1,)]), sampled=True)

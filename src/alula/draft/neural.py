@@ -22,6 +22,7 @@ from alula.draft.propose import Proposer
 from alula.draft.rows import Lanes
 from alula.draft.walk import Walk, pick
 from alula.kernels.protocol import Kernels
+from alula.sampling.vocabulary import DraftVocabulary
 from alula.sequence import PlanItem, StepPlan
 from alula.tree import AttentionInput, DraftTree, IntArray, TreeShape
 
@@ -110,7 +111,7 @@ class NeuralDrafter:
         self.times = DraftTimes()
         self._limit = sys.maxsize if limit is None else limit
         self.model, self._kernels, self._target_size = model, kernels, target_size
-        self._vocabulary_C = model.vocabulary_C
+        self._vocabulary = DraftVocabulary.of(model.vocabulary_C)
 
     def scratch(self, shape: TreeShape) -> int:
         return self.policy.scratch(shape)
@@ -199,7 +200,7 @@ class NeuralDrafter:
         sequences = [item.sequence for item in items]
         roots_B = np.array([sequence.tokens[-1] for sequence in sequences])
         growth = self.policy.growth(roots_B, shapes, self._kernels)
-        proposer = Proposer(self.policy, sequences, self._vocabulary_C, self._target_size, self._kernels)
+        proposer = Proposer(self.policy, sequences, self._vocabulary, self._target_size, self._kernels)
         walk = self._walk(items, shapes, lanes, txn)
         states_FD = states_BD
         while len(frontier := growth.frontier):

@@ -15,7 +15,8 @@ from alula.draft.expand import Frontier, Growth, StaticGrowth
 from alula.draft.policy import TreePolicy
 from alula.kernels.protocol import Kernels
 from alula.sampling.processors import Context
-from alula.sampling.proposal import proposal_log_q, proposal_scores, sample_children
+from alula.sampling.proposal import draft_shapers, proposal_log_q, proposal_scores, sample_children
+from alula.sampling.vocabulary import DraftVocabulary
 from alula.sequence import Sequence as TokenSequence
 from alula.tree import DraftTree, FloatArray, IntArray
 
@@ -31,20 +32,20 @@ first child is accepted half the time), poorer ones more. It only decides which 
 class Proposer:
     """Proposes the children of one draft, for the sequences that grow a tree in it.
 
-    vocabulary_C: target ids of the draft ids, None where they are the same. target_size: V.
+    vocabulary: target ids of the draft ids, None where they are the same. target_size: V.
     """
 
     def __init__(
         self,
         policy: TreePolicy,
         sequences: Sequence[TokenSequence],
-        vocabulary_C: torch.Tensor | None,
+        vocabulary: DraftVocabulary | None,
         target_size: int,
         kernels: Kernels,
     ) -> None:
         self._policy, self._sequences, self._kernels = policy, sequences, kernels
-        self._vocabulary_C, self._target_size = vocabulary_C, target_size
-        self._ids_C = None if vocabulary_C is None else vocabulary_C.cpu().numpy()
+        self._vocabulary, self._target_size = vocabulary, target_size
+        self._shapers = draft_shapers(sequences, vocabulary)
         greedy = [sequence.params.is_greedy for sequence in sequences]
         shaped = any(sequence.params.shapes_logits or sequence.grammar is not None for sequence in sequences)
         self._plain = all(greedy) and not shaped
@@ -75,7 +76,7 @@ class Proposer:
             if rows_F is not None:
                 logits_FC = logits_FC[torch.from_numpy(rows_F).to(logits_FC.device)]
             columns_FK, logs_FK = self._shaped(growth, frontier, logits_FC, paths)
-        growth.grow(columns_FK if self._ids_C is None else self._ids_C[columns_FK], logs_FK)
+        growth.grow(columns_FK if self._vocabulary is None else self._vocabulary.ids_C[columns_FK], logs_FK)
 
     def finish(self, growth: Growth) -> list[DraftTree]:
         """The trees, with the distributions that sampled children came from."""
@@ -107,9 +108,10 @@ class Proposer:
         _, keys_FC = proposal_scores(
             logits_FC,
             contexts,
-            vocabulary=self._vocabulary_C,
+            vocabulary=self._vocabulary,
             rule=self._policy.rule,
             kernels=self._kernels,
+            shapers=[self._shapers[lane] for lane in lane_F],
         )
         scale_F = torch.from_numpy(self._scale_B[lane_F]).to(keys_FC.device)
         return self._best(keys_FC / scale_F[:, None], count)
@@ -119,9 +121,12 @@ class Proposer:
     ) -> tuple[IntArray, FloatArray]:
         """Rows whose children are drawn, beside rows of greedy sequences."""
         lane_F, nodes_F = growth.frontier.lane_F, growth.nodes_F
-        log_q_FC = proposal_log_q(logits_FC, contexts, vocabulary=self._vocabulary_C, kernels=self._kernels)
+        shapers = [self._shapers[lane] for lane in lane_F]
+        log_q_FC = proposal_log_q(
+            logits_FC, contexts, vocabulary=self._vocabulary, kernels=self._kernels, shapers=shapers
+        )
         columns_FK, q_FV = sample_children(
-            log_q_FC, count, contexts, nodes_F, vocabulary=self._vocabulary_C, target_size=self._target_size
+            log_q_FC, count, contexts, nodes_F, vocabulary=self._vocabulary, target_size=self._target_size
         )
         logs_FK = np.take_along_axis(log_q_FC.cpu().numpy(), np.maximum(columns_FK, 0), 1)
         logs_FK = np.where(columns_FK >= 0, logs_FK, -np.inf)

@@ -3,7 +3,7 @@
 All of it is over the node's own path: prompt, output, and the tokens of the tree from the root's child down to
 the node itself. Every step writes single entries of one row, so a row's result does not depend on its company.
 
-Shape suffixes: B rows, V vocabulary, I distinct ids.
+Shape suffixes: B rows, V vocabulary, C columns of a row (the target's ids or a draft vocabulary), I distinct ids.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from alula import sequence as seq
 from alula.config import AlulaError
+from alula.sampling.vocabulary import DraftVocabulary
 from alula.tree import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -79,30 +80,34 @@ class Counts:
 class Shaper:
     """Applies the logit shaping of one sequence to rows of its tree. Reads the sequence, never changes it.
 
-    strict: an id beyond the row is an error; otherwise it is skipped (a draft vocabulary lacks ids).
+    strict: an id that the rows lack is an error; otherwise it is skipped (drafters lack ids).
+    vocabulary: target ids of the rows' columns; None where column i is id i.
     """
 
-    def __init__(self, sequence: seq.Sequence, *, strict: bool = True) -> None:
+    def __init__(
+        self, sequence: seq.Sequence, *, strict: bool = True, vocabulary: DraftVocabulary | None = None
+    ) -> None:
         self.sequence = sequence
         self.params = sequence.params
         self.strict = strict
+        self.vocabulary = vocabulary
 
-    def apply(self, row_V: FloatArray, path: Sequence[int], mask: torch.Tensor | None = None) -> None:
-        """Changes the row in place. Raises SamplingError for an id outside the vocabulary."""
+    def apply(self, row_C: FloatArray, path: Sequence[int], mask: torch.Tensor | None = None) -> None:
+        """Changes the row in place. Raises SamplingError for an id outside the vocabulary, where that is an error."""
         if mask is not None:
-            _mask_out(row_V, mask)
+            _mask_out(row_C, mask, self.vocabulary)
         if not self.params.shapes_logits:
             return
         if self.params.allowed_token_ids is not None:
-            self._keep_allowed(row_V)
+            self._keep_allowed(row_C)
         if self.sequence.bad_words:
-            self._ban_bad_words(row_V, path)
+            self._ban_bad_words(row_C, path)
         if len(self.sequence.tokens) - self.sequence.prompt_len + len(path) < self.params.min_tokens:
-            row_V[self._ending_ids[self._within(row_V, self._ending_ids, "stop_token_ids")]] = -np.inf
+            row_C[self._held(row_C, self._ending_ids, "stop_token_ids")[0]] = -np.inf
         if self.params.logit_bias:
-            self._add_bias(row_V)
+            self._add_bias(row_C)
         if self._penalises:
-            self._penalise(row_V, path)
+            self._penalise(row_C, path)
 
     def process(self, row_V: FloatArray, path: Sequence[int]) -> None:
         """Runs the user's processors on a copy and writes their result into the row."""
@@ -137,46 +142,53 @@ class Shaper:
         bias = self.params.logit_bias
         return np.fromiter(bias.keys(), np.int64, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
 
-    def _within(self, row_V: FloatArray, ids: IntArray, name: str) -> NDArray[np.bool_]:
-        """Which ids the row has."""
-        inside: NDArray[np.bool_] = (ids >= 0) & (ids < len(row_V))
-        if self.strict and not inside.all():
+    def _columns(self, row_C: FloatArray, ids: IntArray) -> IntArray:
+        """Column of each id, -1 where the row lacks it."""
+        if self.vocabulary is not None:
+            return self.vocabulary.columns_of(ids)
+        return np.where((ids >= 0) & (ids < len(row_C)), ids, -1)
+
+    def _held(self, row_C: FloatArray, ids: IntArray, name: str) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Columns of those ids that the row has, and which ids these are."""
+        columns = self._columns(row_C, ids)
+        held = columns >= 0
+        if self.strict and not held.all():
             raise SamplingError(
-                f"{name} holds token id {ids[~inside][0]}: give ids from 0 to {len(row_V) - 1}, the vocabulary's last"
+                f"{name} holds token id {ids[~held][0]}: give ids from 0 to {len(row_C) - 1}, the vocabulary's last"
             )
-        return inside
+        return columns[held], held
 
-    def _keep_allowed(self, row_V: FloatArray) -> None:
-        ids = self._allowed_ids[self._within(row_V, self._allowed_ids, "allowed_token_ids")]
-        kept = row_V[ids]
-        row_V[:] = -np.inf
-        row_V[ids] = kept
+    def _keep_allowed(self, row_C: FloatArray) -> None:
+        columns, _ = self._held(row_C, self._allowed_ids, "allowed_token_ids")
+        kept = row_C[columns]
+        row_C[:] = -np.inf
+        row_C[columns] = kept
 
-    def _ban_bad_words(self, row_V: FloatArray, path: Sequence[int]) -> None:
+    def _ban_bad_words(self, row_C: FloatArray, path: Sequence[int]) -> None:
         words = self.sequence.bad_words
         reach = max(len(word) for word in words) - 1
         tail = (*self.sequence.tokens[-reach:], *path)[-reach:] if reach else ()
         last = [word[-1] for word in words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
-        banned = np.array(last, np.int64)
-        row_V[banned[self._within(row_V, banned, "bad_words")]] = -np.inf
+        row_C[self._held(row_C, np.array(last, np.int64), "bad_words")[0]] = -np.inf
 
-    def _add_bias(self, row_V: FloatArray) -> None:
+    def _add_bias(self, row_C: FloatArray) -> None:
         ids, values = self._bias
-        inside = self._within(row_V, ids, "logit_bias")
-        row_V[ids[inside]] += values[inside]
+        columns, held = self._held(row_C, ids, "logit_bias")
+        row_C[columns] += values[held]
 
-    def _penalise(self, row_V: FloatArray, path: Sequence[int]) -> None:
+    def _penalise(self, row_C: FloatArray, path: Sequence[int]) -> None:
         """Repetition (Keskar et al., CTRL, section 4.1) over everything; presence and frequency over the output."""
         counts = self._counts.after(path)
-        inside = counts.ids_I < len(row_V)
-        ids, output = counts.ids_I[inside], counts.output_I[inside].astype(np.float32)
-        values = row_V[ids]
+        columns = self._columns(row_C, counts.ids_I)
+        held = columns >= 0
+        columns, output = columns[held], counts.output_I[held].astype(np.float32)
+        values = row_C[columns]
         if self.params.repetition_penalty != 1.0:
             factor = np.float32(self.params.repetition_penalty)
             values = np.where(values > 0, values / factor, values * factor)
         values -= np.float32(self.params.presence_penalty) * (output > 0)
         values -= np.float32(self.params.frequency_penalty) * output
-        row_V[ids] = values
+        row_C[columns] = values
 
 
 def shape_rows(
@@ -223,8 +235,12 @@ def _no_choice(top: float) -> str:
     return f"the logits hold {top}: check logit_bias, logits_processors and the model's weights"
 
 
-def _mask_out(row_V: FloatArray, mask: torch.Tensor) -> None:
-    row_V[~_as_bool(mask.detach().cpu().numpy(), len(row_V))] = -np.inf
+def _mask_out(row_C: FloatArray, mask: torch.Tensor, vocabulary: DraftVocabulary | None = None) -> None:
+    words = mask.detach().cpu().numpy()
+    if vocabulary is None:
+        row_C[~_as_bool(words, len(row_C))] = -np.inf
+    else:
+        row_C[~_as_bool(words, len(vocabulary.columns_V))[vocabulary.ids_C]] = -np.inf
 
 
 def is_allowed(mask: torch.Tensor | None, token: int) -> bool:

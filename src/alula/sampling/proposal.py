@@ -1,7 +1,7 @@
 """What drafters need: log q under the request's own parameters, the order in which to propose, and honest draws from q.
 
-The shaping of the target (masks, bias, penalties over the node's path) is applied to q as well, through the map
-from the draft vocabulary to target ids. User processors and cuts are not: a guess may be cheap.
+The shaping of the target (masks, bias, penalties over the node's path) is applied to q as well, at the columns that
+the draft vocabulary has for the target ids. User processors and cuts are not: a guess may be cheap.
 
 Shape suffixes: R rows (nodes to expand), C draft vocabulary, V target vocabulary, k children.
 """
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from alula import sequence as seq
 from alula.sampling.noise import DoubleArray, Stream, draw_bits, near_gumbel, row_keys, steps
 from alula.sampling.processors import Context, Shaper
+from alula.sampling.vocabulary import DraftVocabulary
 from alula.tree import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -27,19 +29,20 @@ def proposal_scores(
     logits_RC: torch.Tensor,
     contexts: Sequence[Context],
     *,
-    vocabulary: torch.Tensor | None = None,
+    vocabulary: DraftVocabulary | None = None,
     rule: str,
     kernels: Kernels | None = None,
+    shapers: Sequence[Shaper] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log q, keys), both fp32 [R, C]: the children of a node are the columns with the largest keys.
 
-    vocabulary: target ids [C] of the columns (None: the same vocabulary). Row r stands at contexts[r].
-    kernels: the set whose log softmax and sampler are used; None is numpy's.
+    vocabulary: target ids of the columns (None: the same vocabulary). Row r stands at contexts[r].
+    kernels: the set whose log softmax and sampler are used; None is numpy's. shapers: see `proposal_log_q`.
     Keys are log q + G under rule `coupled` above temperature 0, with the very noise by which the target will choose
     at that position, and log q otherwise (temperature 0, and point-mass proposals of rule `rejection`). A column whose
     key is -inf is forbidden and must not become a child; a row may consist of such columns alone.
     """
-    log_q_RC = proposal_log_q(logits_RC, contexts, vocabulary=vocabulary, kernels=kernels)
+    log_q_RC = proposal_log_q(logits_RC, contexts, vocabulary=vocabulary, kernels=kernels, shapers=shapers)
     noisy = [r for r, context in enumerate(contexts) if rule == "coupled" and not context.sequence.params.is_greedy]
     if not noisy:
         return log_q_RC, log_q_RC
@@ -53,18 +56,22 @@ def proposal_log_q(
     logits_RC: torch.Tensor,
     contexts: Sequence[Context],
     *,
-    vocabulary: torch.Tensor | None = None,
+    vocabulary: DraftVocabulary | None = None,
     kernels: Kernels | None = None,
+    shapers: Sequence[Shaper] | None = None,
 ) -> torch.Tensor:
     """log q, fp32 [R, C], at each request's temperature (1 for greedy ones) after its masks, bias and penalties.
 
     kernels: the set whose log softmax is used; None is numpy's.
+    shapers: one per row, of `draft_shapers`, which count a history once for all levels of a draft; None makes them.
     """
     import torch
 
     log_q_RC: FloatArray = logits_RC.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
-    for r, shaper, context in _shaped_rows(contexts):
-        log_q_RC[r] = _shape_draft_row(log_q_RC[r], shaper, context, vocabulary)
+    if shapers is None:
+        shapers = draft_shapers([context.sequence for context in contexts], vocabulary)
+    for row_C, shaper, context in zip(log_q_RC, shapers, contexts, strict=True):
+        shaper.apply(row_C, context.path, context.mask)
     temperatures = [1.0 if c.sequence.params.is_greedy else c.sequence.params.temperature for c in contexts]
     if any(t != 1.0 for t in temperatures):
         log_q_RC /= np.array(temperatures, np.float32)[:, None]
@@ -84,31 +91,14 @@ def _tensor(values: FloatArray, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(values).to(like.device)
 
 
-def _shaped_rows(contexts: Sequence[Context]) -> list[tuple[int, Shaper, Context]]:
-    shapers: dict[int, Shaper] = {}
-    found = []
-    for r, context in enumerate(contexts):
-        if context.mask is not None or context.sequence.params.shapes_logits:
-            shaper = shapers.setdefault(id(context.sequence), Shaper(context.sequence, strict=False))
-            found.append((r, shaper, context))
-    return found
+def draft_shapers(sequences: Sequence[seq.Sequence], vocabulary: DraftVocabulary | None) -> list[Shaper]:
+    """What shapes the draft logits of each, one and the same for the same sequence. For as long as none is changed."""
+    shapers = {id(sequence): Shaper(sequence, strict=False, vocabulary=vocabulary) for sequence in sequences}
+    return [shapers[id(sequence)] for sequence in sequences]
 
 
-def _shape_draft_row(
-    row_C: FloatArray, shaper: Shaper, context: Context, vocabulary: torch.Tensor | None
-) -> FloatArray:
-    """One row of draft logits, shaped like the target's at the same node: laid out by target id, shaped, read back."""
-    ids_C = _target_ids(len(row_C), vocabulary)
-    row_V = np.full(int(ids_C.max()) + 1, -np.inf, np.float32)
-    row_V[ids_C] = row_C
-    shaper.apply(row_V, context.path, context.mask)
-    shaped_C: FloatArray = row_V[ids_C]
-    return shaped_C
-
-
-def _target_ids(size: int, vocabulary: torch.Tensor | None) -> IntArray:
-    ids_C: IntArray = np.arange(size) if vocabulary is None else vocabulary.cpu().numpy()
-    return ids_C
+def _target_ids(size: int, vocabulary: DraftVocabulary | None) -> IntArray:
+    return np.arange(size) if vocabulary is None else vocabulary.ids_C
 
 
 def _target_noise(contexts: Sequence[Context], ids_C: IntArray, sampler: Sampler | None) -> FloatArray:
@@ -133,7 +123,7 @@ def sample_children(
     contexts: Sequence[Context],
     nodes: Sequence[int] | IntArray,
     *,
-    vocabulary: torch.Tensor | None = None,
+    vocabulary: DraftVocabulary | None = None,
     target_size: int | None = None,
 ) -> tuple[IntArray, torch.Tensor]:
     """Children drawn from q without replacement, for rule `rejection` on chains and static trees.
@@ -171,7 +161,7 @@ def _draft_keys(
     return log_q_RC + near_gumbel(draw_bits(keys_R[:, None], steps(ids_C)))
 
 
-def _over_target(q_RC: FloatArray, vocabulary: torch.Tensor | None, target_size: int | None) -> FloatArray:
+def _over_target(q_RC: FloatArray, vocabulary: DraftVocabulary | None, target_size: int | None) -> FloatArray:
     if vocabulary is None:
         return q_RC
     ids_C = _target_ids(q_RC.shape[1], vocabulary)
