@@ -16,7 +16,7 @@ import torch
 from alula.config import AlulaError
 from alula.model import sources
 from alula.model.cache_dir import cache_folder, replace_into
-from alula.model.progress import folder_growth, progress_bar
+from alula.model.progress import Pace, folder_growth, progress_bar
 from alula.model.sources import BUILT_IN, WheelModel, resolve, wheel_gguf
 from alula.model.weights import hash_file
 
@@ -194,3 +194,16 @@ def test_progress_counts_a_growing_folder(tmp_path: Path, capsys: pytest.Capture
     with progress_bar("Silent", 100, show=False) as hidden:
         hidden.set(50)
     assert capsys.readouterr().err == ""
+
+
+def test_a_log_gets_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    pace = Pace(60.0, clock=lambda: now[0])
+    due = []
+    for now[0] in (100.0, 159.9, 160.0, 160.1, 219.9, 220.0, 500.0, 501.0):
+        due.append(pace.is_due())
+    assert due == [False, False, True, False, False, True, True, False]
+    monkeypatch.setattr(Pace, "is_due", lambda self: True)
+    with progress_bar("features", 200) as bar:
+        bar.set(50)
+    assert capsys.readouterr().err == "features: 25%\n"

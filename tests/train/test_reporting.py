@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from alula.config import AlulaError, ModelConfig
+from alula.model.progress import Pace
 from alula.train.config import Recipe, Served, TrainConfig
 from alula.train.files import write_text, write_whole
 from alula.train.methods.options import Eagle3Options
 from alula.train.plot import draw
+from alula.train.report import Report
 from alula.train.throughput import Throughput, matmul_ceiling, measure, reading_flop
 from alula.train.trainer import Trainer
 from tests.train.support import DRAFT, HIDDEN, SIZES, FakeTarget, conversations, eagle3, store
@@ -66,6 +69,19 @@ def test_bf16_learns_too_and_its_weights_stay_fp32() -> None:
         found[precision] = [entry["loss_0"] for entry in entries]
     assert found["bf16"][0] == pytest.approx(found["fp32"][0], rel=0.02)
     assert found["bf16"] != found["fp32"]
+
+
+def test_a_log_hears_of_the_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    target, data, recipe = FakeTarget(), conversations(20), Recipe(tokens_per_batch=40, total_tokens=1000)
+    trainer = Trainer(eagle3(target), store(target), recipe, lambda: data, seed=5)
+    throughput = Throughput(flop_per_token=1e6, flop_per_second=1e9)
+    monkeypatch.setattr(Pace, "is_due", lambda self: True)
+    for speaks in (True, False):
+        with Report(speaks) as report:
+            report.begin(trainer)
+            report.step(trainer, {**trainer.train_step(), "tokens_per_second": 250.0}, throughput)
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"step 1, \d+ of 1,000 tokens: loss 0 \d+\.\d\d, 250 tokens/s \(25% of the ceiling\)\n", told)
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run() -> None:

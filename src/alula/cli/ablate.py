@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 import tyro
 
+from alula.model.progress import Pace
 from alula.train.ablation_config import AblationConfig
 
 TITLES = {"inputs": "What an EAGLE-1 head reads", "losses": "What an EAGLE-1 head is trained for"}
@@ -73,6 +74,7 @@ class _Bar:
         console = Console(stderr=True)
         self._progress = Progress(console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("", total=None)
+        self._pace = Pace()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -91,3 +93,6 @@ class _Bar:
 
     def step(self, tokens: int) -> None:
         self._progress.update(self._task, completed=tokens)
+        if not self._progress.console.is_terminal and self._pace.is_due():
+            task = self._progress.tasks[self._task]
+            self.say(f"{task.description}: {tokens:,} of {task.total or 0:,.0f} tokens")

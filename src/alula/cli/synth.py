@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from alula.cli.options import JsonOption, ModelOptions, check_writable
 from alula.config import AlulaError
+from alula.model.progress import Pace
 from alula.train.synth import SynthConfig
 from alula.train.watch import Watch
 
@@ -83,7 +84,7 @@ class Synth(JsonOption, SynthConfig, ModelOptions):
 
 
 class Bar(Watch):
-    """Answer tokens and tokens per second on standard error: a bar on a terminal, else a line per batch."""
+    """Answer tokens and tokens per second on standard error: a bar on a terminal, else a line per batch and minute."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -99,6 +100,7 @@ class Bar(Watch):
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=None, figures="")
+        self._pace, self._phase = Pace(), "starting"
         self._kept = self._pending = self._generated = 0
         self._wanted: int | None = None
         self._inputs: int | None = None
@@ -123,12 +125,12 @@ class Bar(Watch):
         self._show(0)
 
     def phase(self, name: str) -> None:
+        self._phase = name
         self._bar.update(self._task, description=name)
-        self._answering = name == "answers"
 
     def tokens(self, count: int) -> None:
         self._generated += count
-        self._pending += count if self._answering else 0
+        self._pending += count if self._phase == "answers" else 0
         self._show(0)
 
     def batch(self, *, answer_tokens: int, conversations: int, inputs: int, dropped: Mapping[str, int]) -> None:
@@ -141,6 +143,8 @@ class Bar(Watch):
     def _show(self, inputs: int) -> None:
         done = min(self._kept + self._pending, self._wanted) if self._wanted else inputs
         self._bar.update(self._task, completed=done, figures=self._figures())
+        if not self._console.is_terminal and self._pace.is_due():
+            self._console.print(f"{self._phase}: {self._figures()}", highlight=False, soft_wrap=True)
 
     def _figures(self) -> str:
         of = f" of {self._wanted:,}" if self._wanted else ""

@@ -1,10 +1,11 @@
-"""Progress bars on stderr for work that takes long enough to wonder about."""
+"""Progress on stderr for work that takes long enough to wonder about: a bar on a terminal, in a log a line a minute."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,30 @@ class Bar(Protocol):
 class _NoBar:
     def set(self, done: int) -> None:
         pass
+
+
+class Pace:
+    """Says when a log is due another line."""
+
+    def __init__(self, interval_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s, self._clock = interval_s, clock
+        self._last_s = clock()
+
+    def is_due(self) -> bool:
+        """True once per interval, the first time when one has passed."""
+        now_s = self._clock()
+        due = now_s - self._last_s >= self._interval_s
+        self._last_s = now_s if due else self._last_s
+        return due
+
+
+class _Lines:
+    def __init__(self, description: str, total: int) -> None:
+        self._description, self._total, self._pace = description, total, Pace()
+
+    def set(self, done: int) -> None:
+        if self._pace.is_due():
+            print(f"{self._description}: {done / max(self._total, 1):.0%}", file=sys.stderr, flush=True)
 
 
 class _RichBar:
@@ -47,9 +72,9 @@ class _RichBar:
 
 @contextmanager
 def progress_bar(description: str, total: int, show: bool | None = None) -> Iterator[Bar]:
-    """A bar towards `total` bytes. show: None shows it if stderr is a terminal."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield _NoBar()
+    """A bar towards `total` bytes. show: None makes it lines where stderr is no terminal, False shows nothing."""
+    if show is False or not (show or sys.stderr.isatty()):
+        yield _NoBar() if show is False else _Lines(description, total)
         return
     bar = _RichBar(description, total)
     with bar.progress:

@@ -1,4 +1,4 @@
-"""What the user is told while training runs: a bar and sentences, on standard error."""
+"""What the user is told while training runs, on standard error: sentences and a bar, in a log a line a minute."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from alula.model.progress import Pace
 from alula.train.data import Conversation
 from alula.train.throughput import Throughput
 from alula.train.trainer import Trainer
@@ -26,6 +27,7 @@ class Report:
             TextColumn("{task.description}"), *columns, console=self._console, disable=hidden, transient=True
         )
         self._task = self._bar.add_task("training", total=None, figures="", visible=False)
+        self._pace = Pace()
 
     def __enter__(self) -> Self:
         return self
@@ -43,7 +45,7 @@ class Report:
     def data(self, train: Sequence[Conversation], held: Sequence[Conversation]) -> None:
         """What there is to learn from."""
         tokens = sum(len(c.learned) for c in train)
-        self.say(f"data: {len(train)} conversations with {tokens} learned tokens, {len(held)} held out")
+        self.say(f"data: {len(train):,} conversations with {tokens:,} learned tokens, {len(held):,} held out")
 
     def opening(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         """What is about to be trained."""
@@ -59,6 +61,7 @@ class Report:
         total = trainer.recipe.total_tokens
         self._bar.update(self._task, total=total, completed=trainer.progress.tokens, visible=True)
         self._bar.start()
+        self._pace = Pace()
 
     def step(self, trainer: Trainer, entry: Mapping[str, Any], throughput: Throughput) -> None:
         """After an optimiser step."""
@@ -66,6 +69,9 @@ class Report:
         rate = entry["tokens_per_second"]
         speed = f"{rate:.0f} tokens/s ({throughput.share(rate):.0%} of the ceiling)"
         self._bar.update(self._task, completed=trainer.progress.tokens, figures=f"{first}, {speed}")
+        if not self._console.is_terminal and self._pace.is_due():
+            progress, total = trainer.progress, trainer.recipe.total_tokens
+            self.say(f"step {progress.step}, {progress.tokens:,} of {total:,} tokens: {first}, {speed}")
 
     def cost(self, figures: Mapping[str, Any], throughput: Throughput) -> None:
         """Of the whole run, its evaluations and checkpoints included; see `alula.train.meter`."""
@@ -77,7 +83,7 @@ class Report:
 
     def evaluation(self, trainer: Trainer, figures: Mapping[str, Any], kept: bool) -> None:
         """After an evaluation. kept: it is the best so far."""
-        where = f"step {trainer.progress.step}, {trainer.progress.tokens} tokens"
+        where = f"step {trainer.progress.step}, {trainer.progress.tokens:,} tokens"
         served = figures.get("served")
         if served is None:
             self.say(f"{where}: kept, since nothing is served to compare")
