@@ -94,12 +94,13 @@ def openvino(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Ge
 
 
 def transformers(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Generate]:
-    """dtype; the path is the folder of a checkpoint, or a GGUF file."""
+    """dtype; model: the folder of the same weights, which is read instead of the file."""
     import torch
     from transformers import AutoModelForCausalLM, __version__
     from transformers.generation.streamers import BaseStreamer
 
     torch.set_num_threads(threads)
+    path = settings.get("model", path)
     folder, _, name = path.rpartition("/")
     where = {"gguf_file": name} if name.endswith(".gguf") else {}
     dtype = getattr(torch, settings.get("dtype", "bfloat16"))
@@ -136,7 +137,7 @@ def vllm(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Genera
         dtype=settings.get("dtype", "bfloat16"),
         max_model_len=2048,
         max_num_seqs=1,
-        gpu_memory_utilization=0.5,  # on a CPU, of the memory that there is, whatever its name says
+        gpu_memory_utilization=0.25,  # on a CPU, of the memory that there is, whatever its name says
         enable_prefix_caching=False,
         disable_log_stats=False,
     )
