@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from alula.cli import main
+from alula.version import alula_version
 from tests.cli.conftest import Shell
 
 COMMANDS = ("generate", "chat", "prove", "bench", "serve", "synth", "train", "ablate")
@@ -22,6 +24,11 @@ def test_help_takes_less_than_a_second(shell: Shell) -> None:
     assert all(command in found.stdout for command in COMMANDS)
     # Processor time, which does not grow when other work keeps the machine busy.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"alula {alula_version()}\n"
 
 
 @pytest.mark.parametrize("command", ["generate", "serve", "synth", "train", "ablate"])

@@ -19,6 +19,7 @@ from alula.cli.prove import Prove
 from alula.cli.serve import Serve
 from alula.cli.synth import Synth
 from alula.cli.train import Train, train
+from alula.version import alula_version
 
 Command: TypeAlias = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
@@ -32,7 +33,10 @@ Command: TypeAlias = (
     | Annotated[Convert, tyro.conf.subcommand("convert")]
 )
 
-_DESCRIPTION = "Speculative decoding with a small head on a big language model: the same text, sooner."
+_DESCRIPTION = (
+    "Speculative decoding with a small head on a big language model: the same text, sooner. "
+    "`alula --version` says which alula this is."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding gets escapes, not a crash
+    if arguments == ["--version"]:
+        print(f"alula {alula_version()}")
+        return 0
     if arguments[:1] == ["train"]:
         return guarded(lambda: train(arguments[1:]))
     if arguments[:1] == ["ablate"]:
