@@ -20,10 +20,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +41,8 @@ from alula.model.load import load_model, set_threads
 from alula.train.files import write_text
 
 WORKER = Path(__file__).with_name("worker.py")
+PATIENCE_S = 20.0
+"""How long an engine may take to end by itself."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,18 @@ class Worker:
         command = [spec.python, str(WORKER), spec.kind, str(gguf), str(threads), json.dumps(spec.settings)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,  # so that all of it can be ended
         )
-        self.about = self._answer()
+        try:
+            self.about = self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -87,7 +100,14 @@ class Worker:
         return self._answer()
 
     def close(self) -> None:
-        self._process.kill()
+        """Ends the engine and the processes it has started, as vLLM does."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _answer(self) -> dict[str, Any]:

@@ -128,13 +128,15 @@ def transformers(path: str, threads: int, settings: dict[str, str]) -> tuple[str
 
 
 def vllm(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Generate]:
-    """model: the folder of the same weights in Hugging Face's layout, which is read instead of the file; dtype."""
+    """model: the folder of the same weights in Hugging Face's layout, which is read instead of the file; dtype; eager:
+    1 leaves out torch.compile, which takes minutes at first."""
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
     from vllm import LLM, SamplingParams, __version__
 
     model = LLM(
         settings["model"],
         dtype=settings.get("dtype", "bfloat16"),
+        enforce_eager=settings.get("eager") == "1",
         max_model_len=2048,
         max_num_seqs=1,
         gpu_memory_utilization=0.25,  # on a CPU, of the memory that there is, whatever its name says

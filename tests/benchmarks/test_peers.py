@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
+import speed
 from speed import Spec, main, speeds
 
 from alula.config import AlulaError
@@ -26,6 +29,31 @@ def test_speeds_of_a_prompt_are_medians_of_its_rounds() -> None:
     rounds = [{"tokens": 11, "seconds": seconds, "first": 1.0} for seconds in (2.0, 3.0, 11.0)]
     assert speeds(rounds) == (11 / 3, 5.0)
     assert speeds([{"tokens": 1, "seconds": 2.0, "first": 2.0}]) == (0.5, 0.5)
+
+
+def test_an_engine_ends_with_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "PATIENCE_S", 0.2)
+    engine = tmp_path / "engine"
+    body = f'sleep 600 & echo $! > {tmp_path}/child\necho \'{{"answer": {{"version": "1"}}}}\'\nwait\n'
+    engine.write_text(f"#!/bin/sh\n{body}")
+    engine.chmod(0o755)
+    worker = speed.Worker(Spec.parse(f"any@{engine}"), tmp_path / "m.gguf", threads=1)
+    child = int((tmp_path / "child").read_text())
+    os.kill(child, 0)
+    worker.close()
+    for _ in range(100):
+        if is_gone(child):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the engine's own process still runs")
+
+
+def is_gone(process: int) -> bool:
+    """Ended, or a zombie that nobody waits for."""
+    try:
+        return "Z" in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return True
 
 
 def test_a_run_with_workers(
