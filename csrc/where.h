@@ -16,11 +16,11 @@ class Where {
         const int32_t *sequence, *table, *prefix, *tail, *tail_len, *first;
         const int64_t *positions, *row_slots;
         int64_t rows, sequences, pages, tail_width, page_size;
-        const int64_t* keep;  // numbers of the rows wanted, or null for all
-        int64_t kept;
+        const int64_t* keep;  // numbers of the rows wanted
+        int64_t kept;         // how many, or -1 for all
 
-        int64_t wanted() const { return keep ? kept : rows; }
-        int64_t row(int64_t place) const { return keep ? keep[place] : place; }
+        int64_t wanted() const { return kept < 0 ? rows : kept; }
+        int64_t row(int64_t place) const { return kept < 0 ? place : keep[place]; }
     };
 
     // Of the rows wanted. The others are written too, so their places are looked at.

@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -101,14 +101,20 @@ class Worker:
 
     def close(self) -> None:
         """Ends the engine and the processes it has started, as vLLM does."""
+        self.dismiss()
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE_S)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def dismiss(self) -> None:
+        """Tells the engine that there is no more to do."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
         """The next line that is an answer: engines print things of their own."""
@@ -205,14 +211,14 @@ def _run(arguments: argparse.Namespace) -> int:
     texts = [text for found in read_sets(arguments.prompts, arguments.limit).values() for text in found]
     tokenizer = load_model(arguments.gguf).tokenizer
     prompts = [tuple(as_user_turn(tokenizer, text)) for text in texts]
-    workers: list[Worker] = []
-    try:
+    with ExitStack() as stack:
+        workers = []
         for spec in specs:
             workers.append(Worker(spec, arguments.gguf, arguments.threads))
+            stack.callback(workers[-1].close)
         runs = measure(arguments, prompts, workers)
-    finally:
         for worker in workers:
-            worker.close()
+            worker.dismiss()
     report = {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": _cpu(),

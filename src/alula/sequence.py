@@ -101,7 +101,7 @@ class SamplingParams:
 
 
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("temperature", lambda v: 0 <= v < math.inf, "a number of at least 0"),
+    ("temperature", lambda v: 0 <= v <= 1e6, "a number from 0 to 1,000,000"),
     ("top_k", lambda v: v >= -1, "a whole number; 0 or -1 keeps every token"),
     ("top_p", lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
     ("min_p", lambda v: 0 <= v <= 1, "a number from 0 to 1"),

@@ -239,3 +239,9 @@ def test_a3_near_ties_in_bf16_are_sampled_from_the_fp32_distribution_they_are_ju
     p = p_value(chosen, law[0].numpy())
     print(f"bf16 near ties: p = {p:.4f}")
     assert p > 1e-4
+
+
+def test_a_temperature_beyond_fp32_is_refused() -> None:
+    """Sums of the whole row divide by it in fp32, where infinite temperatures would make NaN."""
+    with pytest.raises(ValueError, match=r"temperature is 1e\+39: give a number from 0 to 1,000,000"):
+        SamplingParams(temperature=1e39, top_p=0.9)

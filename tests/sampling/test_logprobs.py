@@ -37,8 +37,14 @@ def test_c7_processed_logprobs_are_of_the_final_distribution() -> None:
     total = 2 * math.exp(4.0) + math.exp(2.0)
     assert [id_ for id_, _ in report.top] == [1, 3, 5]
     assert report.logprob == pytest.approx(math.log(math.exp(2.0) / total)) and report.rank == 3
-    cut = processed_logprobs(ROW, SamplingParams(temperature=0.5, top_k=2), 5, 10)
-    assert cut.logprob == -math.inf and [id_ for id_, _ in cut.top] == [1, 3]
+    cut = processed_logprobs(ROW, SamplingParams(temperature=0.5, top_k=2), 1, 10)
+    assert cut.logprob == pytest.approx(math.log(0.5)) and [id_ for id_, _ in cut.top] == [1, 3]
+
+
+def test_a_chosen_token_just_beyond_the_support_joins_it() -> None:
+    """As native kernels may choose one, whose sums differ from numpy's in their last bits."""
+    joined = processed_logprobs(ROW, SamplingParams(temperature=0.5, top_k=2), 5, 10)
+    assert joined == processed_logprobs(ROW, SamplingParams(temperature=0.5, top_k=3), 5, 10)
 
 
 def test_processed_logprobs_of_a_greedy_request_have_no_temperature() -> None:

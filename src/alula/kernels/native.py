@@ -266,7 +266,7 @@ class NativeKernels:
             where.tail_TE.shape[1],
             where.page_size,
             0 if keep is None else keep.data_ptr(),
-            0 if keep is None else keep.shape[0],
+            -1 if keep is None else keep.shape[0],
         )
         self._where = (where, keep, resolved)
         return resolved

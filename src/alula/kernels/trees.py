@@ -1,4 +1,4 @@
-"""The candidates of growing trees, kept by native code: one call a level, whatever the number of nodes."""
+"""The candidates of growing trees, kept by native code: a few calls a level, whatever the number of nodes."""
 
 from __future__ import annotations
 

@@ -44,6 +44,10 @@ def processed_logprobs(row_V: FloatArray, params: SamplingParams, token: int, co
     if params.is_greedy:
         return raw_logprobs(row_V, token, count)
     target_V = probabilities(row_V[None], [params])[0]
+    if target_V[token] == 0.0:  # the kernels' support may hold a token more than numpy's, see `distribution.choose`
+        best = int(row_V.argmax())
+        target_V[token] = target_V[best] * math.exp((float(row_V[token]) - float(row_V[best])) / params.temperature)
+        target_V /= target_V.sum()
     order_V = np.where(target_V > 0, row_V, np.float32(-np.inf))
     return _report(order_V, token, count, lambda id_: math.log(target_V[id_]) if target_V[id_] > 0 else -math.inf)
 
