@@ -136,7 +136,7 @@ def vllm(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Genera
     model = LLM(
         settings["model"],
         dtype=settings.get("dtype", "bfloat16"),
-        enforce_eager=settings.get("eager") == "1",
+        enforce_eager={"0": False, "1": True}[settings.get("eager", "0")],
         max_model_len=2048,
         max_num_seqs=1,
         gpu_memory_utilization=0.25,  # on a CPU, of the memory that there is, whatever its name says
@@ -153,6 +153,13 @@ def vllm(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Genera
     return __version__, generate
 
 
+SETTINGS = {
+    "alula": {"nodes", "depth", "branch", "drafter", "dtype"},
+    "llama_cpp": {"n_ctx", "lookup"},
+    "transformers": {"model", "dtype"},
+    "vllm": {"model", "dtype", "eager"},
+}
+"""What each kind knows; OpenVINO's plugin checks its own."""
 KINDS = {"alula": alula, "llama_cpp": llama_cpp, "openvino": openvino, "transformers": transformers, "vllm": vllm}
 
 
@@ -166,7 +173,10 @@ def main() -> None:
     kind, path, threads, settings = sys.argv[1:]
     if kind not in KINDS:
         sys.exit(f"kind is {kind!r}: give one of {', '.join(KINDS)}")
-    version, generate = KINDS[kind](path, int(threads), json.loads(settings))
+    given = json.loads(settings)
+    if unknown := set(given) - SETTINGS.get(kind, set(given)):
+        sys.exit(f"engine {kind} has settings {', '.join(sorted(unknown))}: give {', '.join(sorted(SETTINGS[kind]))}")
+    version, generate = KINDS[kind](path, int(threads), given)
     answer({"version": version})
     for line in sys.stdin:
         asked = json.loads(line)

@@ -73,5 +73,6 @@ def test_a_run_with_workers(
     assert [len(rounds) for engine in report["runs"] for rounds in engine] == [2, 2]
     assert all(run["first"] <= run["seconds"] for engine in report["runs"] for rounds in engine for run in rounds)
     assert (tmp_path / "out" / "peers.md").read_text() in capsys.readouterr().out
+    assert main(["alula:node=3", *options, "--output", str(tmp_path / "out")]) == 2
     assert main(["unheard_of", *options, "--output", str(tmp_path / "out")]) == 2
     assert "ended without an answer" in capsys.readouterr().err

@@ -43,8 +43,10 @@ def test_c7_processed_logprobs_are_of_the_final_distribution() -> None:
 
 def test_a_chosen_token_just_beyond_the_support_joins_it() -> None:
     """As native kernels may choose one, whose sums differ from numpy's in their last bits."""
-    joined = processed_logprobs(ROW, SamplingParams(temperature=0.5, top_k=2), 5, 10)
+    joined = processed_logprobs(ROW, SamplingParams(temperature=0.5, top_p=0.9), 5, 10)
     assert joined == processed_logprobs(ROW, SamplingParams(temperature=0.5, top_k=3), 5, 10)
+    by_rank = processed_logprobs(ROW, SamplingParams(temperature=0.5, top_k=2), 5, 10)
+    assert by_rank.logprob == -math.inf  # ranks are exact: nothing may choose beyond them
 
 
 def test_processed_logprobs_of_a_greedy_request_have_no_temperature() -> None:

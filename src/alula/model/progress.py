@@ -73,8 +73,8 @@ class _RichBar:
 @contextmanager
 def progress_bar(description: str, total: int, show: bool | None = None) -> Iterator[Bar]:
     """A bar towards `total` bytes. show: None makes it lines where stderr is no terminal, False shows nothing."""
-    if show is False or not (show or sys.stderr.isatty()):
-        yield _NoBar() if show is False else _Lines(description, total)
+    if not (sys.stderr.isatty() if show is None else show):
+        yield _Lines(description, total) if show is None else _NoBar()
         return
     bar = _RichBar(description, total)
     with bar.progress:

@@ -44,7 +44,8 @@ def processed_logprobs(row_V: FloatArray, params: SamplingParams, token: int, co
     if params.is_greedy:
         return raw_logprobs(row_V, token, count)
     target_V = probabilities(row_V[None], [params])[0]
-    if target_V[token] == 0.0:  # the kernels' support may hold a token more than numpy's, see `distribution.choose`
+    is_rounded = params.top_p < 1.0 or params.min_p > 0.0  # where kernels may keep a token more, see `choose`
+    if is_rounded and target_V[token] == 0.0:
         best = int(row_V.argmax())
         target_V[token] = target_V[best] * math.exp((float(row_V[token]) - float(row_V[best])) / params.temperature)
         target_V /= target_V.sum()

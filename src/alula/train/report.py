@@ -61,7 +61,6 @@ class Report:
         total = trainer.recipe.total_tokens
         self._bar.update(self._task, total=total, completed=trainer.progress.tokens, visible=True)
         self._bar.start()
-        self._pace = Pace()
 
     def step(self, trainer: Trainer, entry: Mapping[str, Any], throughput: Throughput) -> None:
         """After an optimiser step."""
