@@ -167,12 +167,14 @@ struct VocabularyArgs {
     int threads;
 };
 
-// Noise of ids at keys, see noise.h.
-struct GumbelArgs {
-    const uint64_t* key;
-    const int64_t* ids;
-    int64_t keys, count;
-    float* y;
+// Rows that get the noise of ids, see noise.h. Temperature 0: none.
+struct NoiseArgs {
+    float* x;  // [rows, width]
+    int64_t rows, width;
+    const float* temperature;
+    const uint64_t* key;  // per row
+    const int64_t* ids;   // per column
+    float scale;
     int threads;
 };
 
@@ -201,7 +203,7 @@ struct Table {
     void (*topk)(const VocabularyArgs&, int64_t k, float* values, int64_t* index);
     void (*logsumexp)(const VocabularyArgs&, float* y);
     void (*softmax)(const VocabularyArgs&, float* y, bool logarithm);
-    void (*gumbel)(const GumbelArgs&);
+    void (*perturb)(const NoiseArgs&);
     void (*choose)(const ChoiceArgs&, int64_t* index);
 };
 

@@ -53,7 +53,7 @@ namespace {
 
 const Table& ALULA_TABLE() {
     static constexpr Table table{ALULA_NAME, pack, pack_blocks, linear, norm, gated, rope,      attention,
-                                 stack,      pair, softcap,     argmax, topk, logsumexp, softmax, gumbel,
+                                 stack,      pair, softcap,     argmax, topk, logsumexp, softmax, perturb,
                                  choose};
     return table;
 }

@@ -173,8 +173,10 @@ class Level {
         table->softmax({at<const float>(x), stride, rows, width, threads}, at<float>(y), logarithm);
     }
 
-    void gumbel(Address key, int64_t keys, Address ids, int64_t count, Address y, int threads) const {
-        table->gumbel({at<const uint64_t>(key), at<const int64_t>(ids), keys, count, at<float>(y), threads});
+    void perturb(Address x, int64_t rows, int64_t width, Address temperature, Address key, Address ids, float scale,
+                 int threads) const {
+        table->perturb({at<float>(x), rows, width, at<const float>(temperature), at<const uint64_t>(key),
+                        at<const int64_t>(ids), scale, threads});
     }
 
     void choose(Address x, int64_t stride, int64_t rows, int64_t width, Address temperature, Address top_k,
@@ -393,7 +395,7 @@ NB_MODULE(_native, m) {
         .def("softcap", &Level::softcap, release())
         .def("argmax", &Level::argmax, release())
         .def("topk", &Level::topk, release())
-        .def("gumbel", &Level::gumbel, release())
+        .def("perturb", &Level::perturb, release())
         .def("choose", &Level::choose, release())
         .def("logsumexp", &Level::logsumexp, release())
         .def("softmax", &Level::softmax, release());

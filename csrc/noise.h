@@ -52,16 +52,25 @@ inline double exact_log(double x) {
 // The top 52 bits as a number between 0 and 1 make -log(-log u).
 inline double gumbel_of(uint64_t bits) { return -exact_log(-exact_log((whole(bits >> 12) + 0.5) * 0x1p-52)); }
 
-// y[key][i] = noise of ids[i], in fp32.
-void gumbel(const GumbelArgs& a) {
-    const int64_t blocks = ceil_div(a.count, kDraws);
-#pragma omp parallel for num_threads(a.threads) if (a.keys * a.count > kParallelDraws)
-    for (int64_t b = 0; b < a.keys * blocks; ++b) {
-        const uint64_t key = a.key[b / blocks];
-        const int64_t begin = b % blocks * kDraws, end = smaller(begin + kDraws, a.count);
-        float* y = a.y + b / blocks * a.count;
-        for (int64_t i = begin; i < end; ++i) y[i] = float(gumbel_of(draw_bits(key, a.ids[i])));
+// Adds noise to columns begin .. end - 1; it is drawn once for rows of one key that follow each other.
+inline void perturb_block(const NoiseArgs& a, int64_t begin, int64_t end) {
+    float noise[kDraws];
+    int64_t drawn = -1;  // the row it was drawn for
+    for (int64_t r = 0; r < a.rows; ++r) {
+        if (!(a.temperature[r] > 0)) continue;
+        if (drawn < 0 || a.key[r] != a.key[drawn])
+            for (int64_t i = begin; i < end; ++i) noise[i - begin] = float(gumbel_of(draw_bits(a.key[r], a.ids[i])));
+        drawn = r;
+        float* x = a.x + r * a.width;
+        for (int64_t i = begin; i < end; ++i) x[i] = (x[i] / a.temperature[r] + noise[i - begin]) / a.scale;
     }
+}
+
+// x = (x / temperature + noise) / scale, in fp32.
+void perturb(const NoiseArgs& a) {
+#pragma omp parallel for num_threads(a.threads) if (a.rows * a.width > kParallelDraws)
+    for (int64_t begin = 0; begin < a.width; begin += kDraws)
+        perturb_block(a, begin, smaller(begin + kDraws, a.width));
 }
 
 struct Winner {

@@ -35,11 +35,20 @@ def by_definition(rows: FloatArray, temperatures: np.ndarray, row_keys_: np.ndar
     return (rows.astype(np.float64) / temperatures[:, None] + noise).argmax(axis=1).tolist()
 
 
-def test_noise_has_the_bits_of_the_definition(sampler: NativeSampler) -> None:
-    ids = np.concatenate([np.arange(3000), [49151, 2**31 - 1, 2**40]])
-    found, wanted = sampler.gumbel(keys(7), ids), to_gumbel(draw_bits(keys(7)[:, None], steps(ids)))
-    assert found.dtype == np.float32
-    assert np.array_equal(found, wanted.astype(np.float32))
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 3003])
+@pytest.mark.parametrize("scale", [1.0, 0.8])
+def test_perturbed_rows_have_the_bits_of_the_definition(sampler: NativeSampler, width: int, scale: float) -> None:
+    """Rows of the same key, before and after others and greedy ones; any ids."""
+    own_keys = keys(4)[[0, 0, 1, 0, 2, 2, 3]]
+    temperatures = np.array([1.0, 0.7, 0.0, 2.0, 0.3, 0.0, 1.0], np.float32)
+    ids = np.concatenate([[49151, 2**31 - 1, 2**40], np.arange(3000)])[:width]
+    rows = np.random.default_rng(width).normal(size=(7, width)).astype(np.float32)
+    rows[::2, width // 2] = -np.inf
+    noise = to_gumbel(draw_bits(own_keys[:, None], steps(ids))).astype(np.float32)
+    wanted, noisy = rows.copy(), temperatures > 0
+    wanted[noisy] = (rows[noisy] / temperatures[noisy, None] + noise[noisy]) / np.float32(scale)
+    sampler.perturb(rows, temperatures, scale, own_keys, ids)
+    assert np.array_equal(rows, wanted)
 
 
 @pytest.mark.parametrize("width", [1, 2, 63, 64, 65, 1000, 20_000, 49_152])
@@ -104,8 +113,14 @@ def test_wrong_arguments_are_refused(sampler: NativeSampler) -> None:
         uncut(sampler, np.zeros((2, 18), np.float32)[:, ::2], np.ones(2), keys(2))
     with pytest.raises(ValueError, match="keys are int64: give uint64"):
         uncut(sampler, rows, np.ones(2), np.zeros(2, np.int64))
+    warm, ids = np.ones(2, np.float32), np.arange(9)
     with pytest.raises(ValueError, match="keys are float64"):
-        sampler.gumbel(np.zeros(2), np.arange(3))  # type: ignore[arg-type]
+        sampler.perturb(rows, warm, 1.0, np.zeros(2), ids)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="strided"):
+        sampler.perturb(np.zeros((2, 18), np.float32)[:, ::2], warm, 1.0, keys(2), ids)
+    for wrong in ((warm[:1], keys(2), ids), (warm, keys(1), ids), (warm, keys(2), ids[:5])):
+        with pytest.raises(ValueError, match="2 rows of 9 have"):
+            sampler.perturb(rows, wrong[0], 1.0, wrong[1], wrong[2])
     with pytest.raises(ValueError, match="2 rows have 1, 2, 2, 2, 2 temperatures"):
         uncut(sampler, rows, np.ones(1), keys(2))
     for short in range(3):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from alula.kernels import _native
+from alula.kernels.sampler import NativeSampler
 from alula.sampling.noise import gumbel
 from alula.sampling.processors import Context, Counts, Shaper
-from alula.sampling.proposal import draft_shapers, proposal_log_q, proposal_scores, sample_children
+from alula.sampling.proposal import draft_shapers, proposal_keys, proposal_log_q, sample_children
 from alula.sampling.vocabulary import DraftVocabulary
 from alula.sequence import SamplingParams, Sequence
 from tests.verify.toys import p_value
@@ -27,25 +29,45 @@ def contexts(count: int = 3, path: tuple[int, ...] = (4, 5), **params: Any) -> l
 
 def test_keys_hold_the_noise_by_which_the_target_will_choose() -> None:
     where = contexts(temperature=0.8)
-    log_q, keys = proposal_scores(LOGITS, where, vocabulary=VOCABULARY, rule="coupled")
-    assert torch.allclose(log_q, (LOGITS / 0.8).log_softmax(-1), atol=1e-6)
+    keys = proposal_keys(LOGITS, where, vocabulary=VOCABULARY, rule="coupled")
     for b, context in enumerate(where):
         assert context.position == 5
         noise = gumbel(context.sequence.seed, 0, 5, VOCABULARY.ids_C)
-        assert np.allclose(keys[b] - log_q[b], noise, atol=1e-5)
+        assert np.allclose(keys[b] - LOGITS[b] / 0.8, noise, atol=1e-5)
+    halved = proposal_keys(LOGITS, where, vocabulary=VOCABULARY, rule="coupled", noise_scale=0.5)
+    assert torch.allclose(halved, keys * 2)
+
+
+def test_keys_of_the_native_sampler_are_those_of_numpy() -> None:
+    where = [contexts()[0], *contexts(temperature=0.7)[1:]]
+    where += [Context(where[1].sequence, (7, 8))]
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(5))
+    logits[2, 1] = -torch.inf
+    sampler = NativeSampler(_native.Level(_native.levels()[0]))
+    found, wanted = (
+        proposal_keys(logits, where, vocabulary=VOCABULARY, rule="coupled", noise_scale=0.8, sampler=of)
+        for of in (sampler, None)
+    )
+    assert torch.allclose(found, wanted, rtol=1e-6, atol=0)
+    assert torch.equal(found[0], logits[0])
 
 
 @pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.0), ("rejection", 0.0), ("rejection", 0.8)])
 def test_keys_are_log_q_without_noise(rule: str, temperature: float) -> None:
-    log_q, keys = proposal_scores(LOGITS, contexts(temperature=temperature), rule=rule)
-    assert torch.equal(log_q, keys)
+    keys = proposal_keys(LOGITS, contexts(temperature=temperature), rule=rule, noise_scale=0.8)
+    assert torch.equal(keys, LOGITS / (temperature or 1.0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_log_q_is_normalised(temperature: float) -> None:
+    log_q = proposal_log_q(LOGITS, contexts(temperature=temperature), vocabulary=VOCABULARY)
     assert torch.allclose(log_q, (LOGITS / (temperature or 1.0)).log_softmax(-1), atol=1e-6)
 
 
 def test_greedy_and_noisy_requests_mix() -> None:
     where = [contexts()[0], contexts(temperature=1.0)[1], contexts()[2]]
-    log_q, keys = proposal_scores(LOGITS, where, rule="coupled")
-    assert [torch.equal(log_q[b], keys[b]) for b in range(3)] == [True, False, True]
+    keys = proposal_keys(LOGITS, where, rule="coupled")
+    assert [torch.equal(LOGITS[b], keys[b]) for b in range(3)] == [True, False, True]
 
 
 def test_shaping_reaches_the_draft_vocabulary() -> None:
@@ -60,12 +82,11 @@ def test_shaping_reaches_the_draft_vocabulary() -> None:
 
 
 def test_masked_columns_are_forbidden_even_if_none_is_left() -> None:
-    log_q, keys = proposal_scores(
-        LOGITS, contexts(temperature=1.0, allowed_token_ids=(1,)), vocabulary=VOCABULARY, rule="coupled"
-    )
-    assert (log_q == -torch.inf).all() and (keys == -torch.inf).all()
+    where = contexts(temperature=1.0, allowed_token_ids=(1,))
+    assert (proposal_log_q(LOGITS, where, vocabulary=VOCABULARY) == -torch.inf).all()
+    assert (proposal_keys(LOGITS, where, vocabulary=VOCABULARY, rule="coupled") == -torch.inf).all()
     masked = [Context(c.sequence, c.path, torch.arange(10) < 3) for c in contexts(temperature=1.0)]
-    log_q, keys = proposal_scores(LOGITS, masked, vocabulary=VOCABULARY, rule="coupled")
+    keys = proposal_keys(LOGITS, masked, vocabulary=VOCABULARY, rule="coupled")
     assert (keys > -torch.inf).tolist() == [[False, True, False, True, False, False]] * 3
 
 
@@ -135,7 +156,7 @@ def test_a_history_is_counted_once_for_all_levels_of_a_draft(monkeypatch: pytest
 
 def test_logits_are_not_changed() -> None:
     before = LOGITS.clone()
-    proposal_scores(LOGITS, contexts(temperature=0.5, logit_bias={2: 1.0}), rule="coupled")
+    proposal_keys(LOGITS, contexts(temperature=0.5, logit_bias={2: 1.0}), rule="coupled")
     assert torch.equal(before, LOGITS)
 
 

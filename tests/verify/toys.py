@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from alula.sampling.processors import Context
-from alula.sampling.proposal import proposal_scores, sample_children
+from alula.sampling.proposal import proposal_keys, proposal_log_q, sample_children
 from alula.sequence import PlanItem, SamplingParams, StepPlan, Verdict
 from alula.sequence import Sequence as TokenSequence
 from alula.tree import DraftTree, IntArray, TreeShape
@@ -79,11 +79,11 @@ class Drafter:
         self, rows: Sequence[TokenSequence], tokens_BN: IntArray, node: int, k: int
     ) -> tuple[IntArray, torch.Tensor | None]:
         contexts = [Context.at(row, path) for row, path in zip(rows, self._paths(tokens_BN, node), strict=True)]
-        rule = "coupled" if self.kind == "coupled" else "rejection"
-        log_q_BV, keys_BV = proposal_scores(self.logits_VV[tokens_BN[:, node]], contexts, rule=rule)
+        logits_BV = self.logits_VV[tokens_BN[:, node]]
         if self.kind == "sampled":
-            columns, q_BV = sample_children(log_q_BV, k, contexts, [node] * len(rows))
+            columns, q_BV = sample_children(proposal_log_q(logits_BV, contexts), k, contexts, [node] * len(rows))
             return columns, q_BV
+        keys_BV = proposal_keys(logits_BV, contexts, rule="coupled" if self.kind == "coupled" else "rejection")
         return np.argsort(-keys_BV.numpy(), axis=1, kind="stable")[:, :k], None
 
     def _paths(self, tokens_BN: IntArray, node: int) -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from alula.draft.expand import Frontier, Growth, StaticGrowth
 from alula.draft.policy import TreePolicy
 from alula.kernels.protocol import Kernels
 from alula.sampling.processors import Context
-from alula.sampling.proposal import draft_shapers, proposal_log_q, proposal_scores, sample_children
+from alula.sampling.proposal import draft_shapers, proposal_keys, proposal_log_q, sample_children
 from alula.sampling.vocabulary import DraftVocabulary
 from alula.sequence import Sequence as TokenSequence
 from alula.tree import DraftTree, FloatArray, IntArray
@@ -50,9 +50,6 @@ class Proposer:
         shaped = any(sequence.params.shapes_logits or sequence.grammar is not None for sequence in sequences)
         self._plain = all(greedy) and not shaped
         self._draws_B = np.array([policy.sampled and not flag for flag in greedy])
-        self._scale_B = np.array(
-            [1.0 if flag or policy.rule != "coupled" else NOISE_SCALE for flag in greedy], np.float32
-        )
         self._drawn: list[dict[int, torch.Tensor]] = [{} for _ in sequences]
 
     def expand(
@@ -105,16 +102,16 @@ class Proposer:
         self, logits_FC: torch.Tensor, contexts: Sequence[Context], lane_F: IntArray, count: int
     ) -> tuple[IntArray, FloatArray]:
         """The columns with the largest keys; a noisy key tells less of the chance of acceptance than log q does."""
-        _, keys_FC = proposal_scores(
+        keys_FC = proposal_keys(
             logits_FC,
             contexts,
             vocabulary=self._vocabulary,
             rule=self._policy.rule,
-            kernels=self._kernels,
+            noise_scale=NOISE_SCALE,
+            sampler=self._kernels.sampler,
             shapers=[self._shapers[lane] for lane in lane_F],
         )
-        scale_F = torch.from_numpy(self._scale_B[lane_F]).to(keys_FC.device)
-        return self._best(keys_FC / scale_F[:, None], count)
+        return self._best(keys_FC, count)
 
     def _mixed(
         self, growth: StaticGrowth, logits_FC: torch.Tensor, contexts: Sequence[Context], count: int

@@ -122,7 +122,9 @@ class Level:
     def topk(
         self, x: int, stride: int, rows: int, width: int, k: int, values: int, index: int, threads: int, /
     ) -> None: ...
-    def gumbel(self, key: int, keys: int, ids: int, count: int, y: int, threads: int, /) -> None: ...
+    def perturb(
+        self, x: int, rows: int, width: int, temperature: int, key: int, ids: int, scale: float, threads: int, /
+    ) -> None: ...
     def choose(
         self,
         x: int,

@@ -80,8 +80,18 @@ class Sampler(Protocol):
         """
         ...
 
-    def gumbel(self, keys_U: NDArray[np.uint64], ids_C: IntArray) -> FloatArray:
-        """Noise [U, C] of the ids under each key."""
+    def perturb(
+        self,
+        rows_RC: FloatArray,
+        temperatures_R: FloatArray,
+        scale: float,
+        keys_R: NDArray[np.uint64],
+        ids_C: IntArray,
+    ) -> None:
+        """(row / temperature + noise) / scale in place of each row, fp32; rows of temperature 0 stay as they are.
+
+        The noise of a row is that of the ids under its key, rounded to fp32. Raises ValueError as `choose` does.
+        """
         ...
 
 

@@ -25,8 +25,7 @@ class NativeSampler:
         min_p_B: NDArray[np.float64],
         keys_B: NDArray[np.uint64],
     ) -> IntArray:
-        if rows_BV.dtype != np.float32 or not rows_BV.flags.c_contiguous:
-            raise ValueError(f"rows are {rows_BV.dtype} or strided: give contiguous float32")
+        _check_rows(rows_BV)
         rows, width = rows_BV.shape
         doubles = [np.ascontiguousarray(values_B, np.float64) for values_B in (temperatures_B, top_p_B, min_p_B)]
         temperatures_B, top_p_B, min_p_B = doubles
@@ -42,12 +41,30 @@ class NativeSampler:
         self._level.choose(*where, temperature, top_k, top_p, min_p, key, *results)
         return chosen_B
 
-    def gumbel(self, keys_U: NDArray[np.uint64], ids_C: IntArray) -> FloatArray:
-        keys_U, ids_C = _words(keys_U), np.ascontiguousarray(ids_C, np.int64)
-        noise_UC = np.empty((len(keys_U), len(ids_C)), np.float32)
-        counts = (keys_U.ctypes.data, len(keys_U), ids_C.ctypes.data, len(ids_C))
-        self._level.gumbel(*counts, noise_UC.ctypes.data, torch.get_num_threads())
-        return noise_UC
+    def perturb(
+        self,
+        rows_RC: FloatArray,
+        temperatures_R: FloatArray,
+        scale: float,
+        keys_R: NDArray[np.uint64],
+        ids_C: IntArray,
+    ) -> None:
+        _check_rows(rows_RC)
+        rows, width = rows_RC.shape
+        temperatures_R, ids_C = np.ascontiguousarray(temperatures_R, np.float32), np.ascontiguousarray(ids_C, np.int64)
+        keys_R = _words(keys_R)
+        if not len(temperatures_R) == len(keys_R) == rows or len(ids_C) != width:
+            raise ValueError(
+                f"{rows} rows of {width} have {len(temperatures_R)} temperatures, {len(keys_R)} keys and {len(ids_C)} "
+                "ids: give one of each"
+            )
+        columns = (temperatures_R.ctypes.data, keys_R.ctypes.data, ids_C.ctypes.data)
+        self._level.perturb(rows_RC.ctypes.data, rows, width, *columns, scale, torch.get_num_threads())
+
+
+def _check_rows(rows: FloatArray) -> None:
+    if rows.dtype != np.float32 or not rows.flags.c_contiguous:
+        raise ValueError(f"rows are {rows.dtype} or strided: give contiguous float32")
 
 
 def _words(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

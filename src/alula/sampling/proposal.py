@@ -1,4 +1,4 @@
-"""What drafters need: log q under the request's own parameters, the order in which to propose, and honest draws from q.
+"""What drafters need: the order in which to propose, log q under the request's own parameters, and draws from q.
 
 The shaping of the target (masks, bias, penalties over the node's path) is applied to q as well, at the columns that
 the draft vocabulary has for the target ids. User processors and cuts are not: a guess may be cheap.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alula import sequence as seq
-from alula.sampling.noise import DoubleArray, Stream, draw_bits, near_gumbel, row_keys, steps
+from alula.sampling.noise import DoubleArray, Stream, UIntArray, draw_bits, near_gumbel, row_keys, steps
 from alula.sampling.processors import Context, Shaper
 from alula.sampling.vocabulary import DraftVocabulary
 from alula.tree import FloatArray, IntArray
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from alula.kernels.protocol import Kernels, Sampler
 
 
-def proposal_scores(
+def proposal_keys(
     logits_RC: torch.Tensor,
     contexts: Sequence[Context],
     *,
     vocabulary: DraftVocabulary | None = None,
     rule: str,
-    kernels: Kernels | None = None,
+    noise_scale: float = 1.0,
+    sampler: Sampler | None = None,
     shapers: Sequence[Shaper] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log q, keys), both fp32 [R, C]: the children of a node are the columns with the largest keys.
+) -> torch.Tensor:
+    """Keys, fp32 [R, C]: the children of a node are the columns with the largest keys.
 
     vocabulary: target ids of the columns (None: the same vocabulary). Row r stands at contexts[r].
-    kernels: the set whose log softmax and sampler are used; None is numpy's. shapers: see `proposal_log_q`.
-    Keys are log q + G under rule `coupled` above temperature 0, with the very noise by which the target will choose
-    at that position, and log q otherwise (temperature 0, and point-mass proposals of rule `rejection`). A column whose
-    key is -inf is forbidden and must not become a child; a row may consist of such columns alone.
+    sampler: of the kernel set; None is numpy's. shapers: see `proposal_log_q`.
+    Keys are (log q + G) / noise_scale under rule `coupled` above temperature 0, with the very noise by which the target
+    will choose at that position, and log q otherwise (temperature 0, and point-mass proposals of rule `rejection`),
+    each up to a number of its row. A column whose key is -inf is forbidden and must not become a child; a row may
+    consist of such columns alone.
     """
-    log_q_RC = proposal_log_q(logits_RC, contexts, vocabulary=vocabulary, kernels=kernels, shapers=shapers)
-    noisy = [r for r, context in enumerate(contexts) if rule == "coupled" and not context.sequence.params.is_greedy]
-    if not noisy:
-        return log_q_RC, log_q_RC
-    keys_RC = log_q_RC.cpu().numpy().copy()
-    sampler = None if kernels is None else kernels.sampler
-    keys_RC[noisy] += _target_noise([contexts[r] for r in noisy], _target_ids(keys_RC.shape[1], vocabulary), sampler)
-    return log_q_RC, _tensor(keys_RC, logits_RC)
+    keys_RC = _shaped(logits_RC, contexts, vocabulary, shapers)
+    if rule != "coupled":
+        _temper(keys_RC, contexts)
+    elif not all(context.sequence.params.is_greedy for context in contexts):
+        _perturb(keys_RC, contexts, _target_ids(keys_RC.shape[1], vocabulary), noise_scale, sampler)
+    return _tensor(keys_RC, logits_RC)
 
 
 def proposal_log_q(
@@ -65,16 +65,8 @@ def proposal_log_q(
     kernels: the set whose log softmax is used; None is numpy's.
     shapers: one per row, of `draft_shapers`, which count a history once for all levels of a draft; None makes them.
     """
-    import torch
-
-    log_q_RC: FloatArray = logits_RC.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
-    if shapers is None:
-        shapers = draft_shapers([context.sequence for context in contexts], vocabulary)
-    for row_C, shaper, context in zip(log_q_RC, shapers, contexts, strict=True):
-        shaper.apply(row_C, context.path, context.mask)
-    temperatures = [1.0 if c.sequence.params.is_greedy else c.sequence.params.temperature for c in contexts]
-    if any(t != 1.0 for t in temperatures):
-        log_q_RC /= np.array(temperatures, np.float32)[:, None]
+    log_q_RC = _shaped(logits_RC, contexts, vocabulary, shapers)
+    _temper(log_q_RC, contexts)
     if kernels is not None:
         return kernels.log_softmax(_tensor(log_q_RC, logits_RC))
     best_R1 = log_q_RC.max(axis=1, keepdims=True)
@@ -83,6 +75,30 @@ def proposal_log_q(
         mass_R1 = np.log(np.exp(log_q_RC).sum(axis=1, keepdims=True))
     log_q_RC -= np.where(np.isfinite(mass_R1), mass_R1, np.float32(0.0))
     return _tensor(log_q_RC, logits_RC)
+
+
+def _shaped(
+    logits_RC: torch.Tensor,
+    contexts: Sequence[Context],
+    vocabulary: DraftVocabulary | None,
+    shapers: Sequence[Shaper] | None,
+) -> FloatArray:
+    """A copy of the logits after masks, bias and penalties."""
+    import torch
+
+    rows_RC: FloatArray = logits_RC.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
+    if shapers is None:
+        shapers = draft_shapers([context.sequence for context in contexts], vocabulary)
+    for row_C, shaper, context in zip(rows_RC, shapers, contexts, strict=True):
+        shaper.apply(row_C, context.path, context.mask)
+    return rows_RC
+
+
+def _temper(rows_RC: FloatArray, contexts: Sequence[Context]) -> None:
+    """Divides each row by its temperature (1 for greedy ones)."""
+    temperatures = [1.0 if c.sequence.params.is_greedy else c.sequence.params.temperature for c in contexts]
+    if any(t != 1.0 for t in temperatures):
+        rows_RC /= np.array(temperatures, np.float32)[:, None]
 
 
 def _tensor(values: FloatArray, like: torch.Tensor) -> torch.Tensor:
@@ -101,20 +117,30 @@ def _target_ids(size: int, vocabulary: DraftVocabulary | None) -> IntArray:
     return np.arange(size) if vocabulary is None else vocabulary.ids_C
 
 
-def _target_noise(contexts: Sequence[Context], ids_C: IntArray, sampler: Sampler | None) -> FloatArray:
-    """The target's noise [R, C], computed once per (seed, sample, position) and shared by the nodes of a level."""
+def _perturb(
+    rows_RC: FloatArray, contexts: Sequence[Context], ids_C: IntArray, noise_scale: float, sampler: Sampler | None
+) -> None:
+    """(row / temperature + the target's noise) / noise_scale in place of each row that is not greedy."""
+    sequences = [context.sequence for context in contexts]
+    temperatures_R = np.array([0.0 if s.params.is_greedy else s.params.temperature for s in sequences], np.float32)
     keys_R = row_keys(
         Stream.TARGET,
-        [context.sequence.seed for context in contexts],
-        [context.sequence.sample for context in contexts],
+        [sequence.seed for sequence in sequences],
+        [sequence.sample for sequence in sequences],
         [context.position for context in contexts],
     )
-    keys_U, which_R = np.unique(keys_R, return_inverse=True)
-    if sampler is not None:
-        noise_UC = sampler.gumbel(keys_U, ids_C)
+    if sampler is None:
+        _perturb_by_numpy(rows_RC, temperatures_R, noise_scale, keys_R, ids_C)
     else:
-        noise_UC = near_gumbel(draw_bits(keys_U[:, None], steps(ids_C))).astype(np.float32)
-    return noise_UC[which_R]
+        sampler.perturb(rows_RC, temperatures_R, noise_scale, keys_R, ids_C)
+
+
+def _perturb_by_numpy(
+    rows_RC: FloatArray, temperatures_R: FloatArray, noise_scale: float, keys_R: UIntArray, ids_C: IntArray
+) -> None:
+    noisy = np.flatnonzero(temperatures_R)
+    noise_NC = near_gumbel(draw_bits(keys_R[noisy, None], steps(ids_C))).astype(np.float32)
+    rows_RC[noisy] = (rows_RC[noisy] / temperatures_R[noisy, None] + noise_NC) / np.float32(noise_scale)
 
 
 def sample_children(
