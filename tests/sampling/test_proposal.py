@@ -11,15 +11,15 @@ import torch
 
 from alula.kernels import _native
 from alula.kernels.sampler import NativeSampler
+from alula.sampling.columns import DraftColumns
 from alula.sampling.noise import gumbel
 from alula.sampling.processors import Context, Counts, Shaper
 from alula.sampling.proposal import draft_shapers, proposal_keys, proposal_log_q, sample_children
-from alula.sampling.vocabulary import DraftVocabulary
 from alula.sequence import SamplingParams, Sequence
 from tests.verify.toys import p_value
 
 LOGITS = torch.randn(3, 6, generator=torch.Generator().manual_seed(3))
-VOCABULARY = DraftVocabulary(np.array([9, 2, 4, 0, 7, 5]))
+VOCABULARY = DraftColumns(np.array([9, 2, 4, 0, 7, 5]))
 
 
 def contexts(count: int = 3, path: tuple[int, ...] = (4, 5), **params: Any) -> list[Context]:
@@ -94,7 +94,7 @@ def test_columns_of_ids() -> None:
     ids = np.array([-1, 0, 1, 2, 9, 10, 2**40])
     assert VOCABULARY.columns_of(ids).tolist() == [-1, 3, -1, 1, 0, -1, -1]
     assert VOCABULARY.columns_of(VOCABULARY.ids_C).tolist() == list(range(6))
-    assert DraftVocabulary.of(None) is None
+    assert DraftColumns.of(None) is None
 
 
 def laid_out(row_C: np.ndarray, context: Context, ids_C: np.ndarray) -> np.ndarray:
@@ -129,7 +129,7 @@ MASKS = (
 def test_shaping_at_the_columns_is_shaping_of_the_row_laid_out(mask: torch.Tensor | None, size: int) -> None:
     rng = np.random.default_rng(size)
     for trial in range(60):
-        vocabulary = DraftVocabulary(rng.permutation(65)[:size])
+        vocabulary = DraftColumns(rng.permutation(65)[:size])
         row = rng.standard_normal(size).astype(np.float32) * 3
         chosen = [SHAPES[i] for i in np.flatnonzero(rng.random(len(SHAPES)) < (0.4 if trial else 2.0))]
         params = SamplingParams(**{name: value for shape in chosen for name, value in shape.items()})

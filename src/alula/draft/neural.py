@@ -22,7 +22,7 @@ from alula.draft.propose import Proposer
 from alula.draft.rows import Lanes
 from alula.draft.walk import Walk, pick
 from alula.kernels.protocol import Kernels
-from alula.sampling.vocabulary import DraftVocabulary
+from alula.sampling.columns import DraftColumns
 from alula.sequence import PlanItem, StepPlan
 from alula.tree import AttentionInput, DraftTree, IntArray, TreeShape
 
@@ -111,7 +111,7 @@ class NeuralDrafter:
         self.times = DraftTimes()
         self._limit = sys.maxsize if limit is None else limit
         self.model, self._kernels, self._target_size = model, kernels, target_size
-        self._vocabulary = DraftVocabulary.of(model.vocabulary_C)
+        self._vocabulary = DraftColumns.of(model.vocabulary_C)
 
     def scratch(self, shape: TreeShape) -> int:
         return self.policy.scratch(shape)

@@ -14,9 +14,9 @@ import torch
 from alula.draft.expand import Frontier, Growth, StaticGrowth
 from alula.draft.policy import TreePolicy
 from alula.kernels.protocol import Kernels
+from alula.sampling.columns import DraftColumns
 from alula.sampling.processors import Context
 from alula.sampling.proposal import draft_shapers, proposal_keys, proposal_log_q, sample_children
-from alula.sampling.vocabulary import DraftVocabulary
 from alula.sequence import Sequence as TokenSequence
 from alula.tree import DraftTree, FloatArray, IntArray
 
@@ -39,7 +39,7 @@ class Proposer:
         self,
         policy: TreePolicy,
         sequences: Sequence[TokenSequence],
-        vocabulary: DraftVocabulary | None,
+        vocabulary: DraftColumns | None,
         target_size: int,
         kernels: Kernels,
     ) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from alula import sequence as seq
 from alula.config import AlulaError
-from alula.sampling.vocabulary import DraftVocabulary
+from alula.sampling.columns import DraftColumns
 from alula.tree import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ class Shaper:
     vocabulary: target ids of the rows' columns; None where column i is id i.
     """
 
-    def __init__(
-        self, sequence: seq.Sequence, *, strict: bool = True, vocabulary: DraftVocabulary | None = None
-    ) -> None:
+    def __init__(self, sequence: seq.Sequence, *, strict: bool = True, vocabulary: DraftColumns | None = None) -> None:
         self.sequence = sequence
         self.params = sequence.params
         self.strict = strict
@@ -235,7 +233,7 @@ def _no_choice(top: float) -> str:
     return f"the logits hold {top}: check logit_bias, logits_processors and the model's weights"
 
 
-def _mask_out(row_C: FloatArray, mask: torch.Tensor, vocabulary: DraftVocabulary | None = None) -> None:
+def _mask_out(row_C: FloatArray, mask: torch.Tensor, vocabulary: DraftColumns | None = None) -> None:
     words = mask.detach().cpu().numpy()
     if vocabulary is None:
         row_C[~_as_bool(words, len(row_C))] = -np.inf

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alula import sequence as seq
+from alula.sampling.columns import DraftColumns
 from alula.sampling.noise import DoubleArray, Stream, UIntArray, draw_bits, near_gumbel, row_keys, steps
 from alula.sampling.processors import Context, Shaper
-from alula.sampling.vocabulary import DraftVocabulary
 from alula.tree import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def proposal_keys(
     logits_RC: torch.Tensor,
     contexts: Sequence[Context],
     *,
-    vocabulary: DraftVocabulary | None = None,
+    vocabulary: DraftColumns | None = None,
     rule: str,
     noise_scale: float = 1.0,
     sampler: Sampler | None = None,
@@ -56,7 +56,7 @@ def proposal_log_q(
     logits_RC: torch.Tensor,
     contexts: Sequence[Context],
     *,
-    vocabulary: DraftVocabulary | None = None,
+    vocabulary: DraftColumns | None = None,
     kernels: Kernels | None = None,
     shapers: Sequence[Shaper] | None = None,
 ) -> torch.Tensor:
@@ -80,7 +80,7 @@ def proposal_log_q(
 def _shaped(
     logits_RC: torch.Tensor,
     contexts: Sequence[Context],
-    vocabulary: DraftVocabulary | None,
+    vocabulary: DraftColumns | None,
     shapers: Sequence[Shaper] | None,
 ) -> FloatArray:
     """A copy of the logits after masks, bias and penalties."""
@@ -107,13 +107,13 @@ def _tensor(values: FloatArray, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(values).to(like.device)
 
 
-def draft_shapers(sequences: Sequence[seq.Sequence], vocabulary: DraftVocabulary | None) -> list[Shaper]:
+def draft_shapers(sequences: Sequence[seq.Sequence], vocabulary: DraftColumns | None) -> list[Shaper]:
     """What shapes the draft logits of each, one and the same for the same sequence. For as long as none is changed."""
     shapers = {id(sequence): Shaper(sequence, strict=False, vocabulary=vocabulary) for sequence in sequences}
     return [shapers[id(sequence)] for sequence in sequences]
 
 
-def _target_ids(size: int, vocabulary: DraftVocabulary | None) -> IntArray:
+def _target_ids(size: int, vocabulary: DraftColumns | None) -> IntArray:
     return np.arange(size) if vocabulary is None else vocabulary.ids_C
 
 
@@ -149,7 +149,7 @@ def sample_children(
     contexts: Sequence[Context],
     nodes: Sequence[int] | IntArray,
     *,
-    vocabulary: DraftVocabulary | None = None,
+    vocabulary: DraftColumns | None = None,
     target_size: int | None = None,
 ) -> tuple[IntArray, torch.Tensor]:
     """Children drawn from q without replacement, for rule `rejection` on chains and static trees.
@@ -187,7 +187,7 @@ def _draft_keys(
     return log_q_RC + near_gumbel(draw_bits(keys_R[:, None], steps(ids_C)))
 
 
-def _over_target(q_RC: FloatArray, vocabulary: DraftVocabulary | None, target_size: int | None) -> FloatArray:
+def _over_target(q_RC: FloatArray, vocabulary: DraftColumns | None, target_size: int | None) -> FloatArray:
     if vocabulary is None:
         return q_RC
     ids_C = _target_ids(q_RC.shape[1], vocabulary)

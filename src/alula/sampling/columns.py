@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DraftVocabulary:
+class DraftColumns:
     """Target ids of the columns of draft logits, and the way back. Made once for a drafter.
 
     ids_C: target id of each column, all distinct.
@@ -27,7 +27,7 @@ class DraftVocabulary:
     ids_C: IntArray
 
     @classmethod
-    def of(cls, vocabulary_C: torch.Tensor | None) -> DraftVocabulary | None:
+    def of(cls, vocabulary_C: torch.Tensor | None) -> DraftColumns | None:
         """None, where the draft ids are the target's, stays None."""
         return None if vocabulary_C is None else cls(vocabulary_C.cpu().numpy())
 
