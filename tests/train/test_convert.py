@@ -110,6 +110,12 @@ def test_there_and_back_is_equal_to_the_bit(tmp_path: Path, config: HeadConfig, 
             assert torch.equal(head.weights[name], tensor)
 
 
+def test_who_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
+    folder = written(tmp_path / "head", head_config("eagle1"), "official")
+    modes = {(folder / name).stat().st_mode for name in ("config.json", "model.safetensors")}
+    assert len(modes) == 1 and modes.pop() & 0o400
+
+
 def test_an_eagle1_head_stays_official(tmp_path: Path) -> None:
     config = head_config("eagle1", attention_bias=True)
     start = written(tmp_path / "start", config, "official", fc__bias=torch.ones(32).half())

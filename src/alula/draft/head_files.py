@@ -41,6 +41,7 @@ def write_folder(
     try:
         save_file(separate, partial / "model.safetensors", metadata={"format": "pt"})
         _write_json(partial / "config.json", config)
+        shutil.copymode(partial / "config.json", partial / "model.safetensors")  # its own mode is 600
         if provenance is not None:
             _write_json(partial / "provenance.json", provenance)
         for file in copies:
