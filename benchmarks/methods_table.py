@@ -55,7 +55,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                     [max(b - m, 0) for m, b in zip(middles, highs, strict=True)],
                 ]
                 axis.bar(spots, middles, width, yerr=errors, label=group, error_kw={"linewidth": 0.6})
-            axis.set_xticks(range(len(methods)), methods)
+            axis.set_xticks(range(len(methods)), [name.replace("-", "\n") for name in methods])
             axis.set_title(f"{title}, temperature {kind[0]:g}, rule {kind[1]}")
             axis.axhline(1.0, color="grey", linewidth=0.6)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(groups), fontsize="small")
