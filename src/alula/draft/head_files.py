@@ -41,7 +41,7 @@ def write_folder(
     try:
         save_file(separate, partial / "model.safetensors", metadata={"format": "pt"})
         _write_json(partial / "config.json", config)
-        shutil.copymode(partial / "config.json", partial / "model.safetensors")  # its own mode is 600
+        shutil.copymode(partial / "config.json", partial / "model.safetensors")  # safetensors leaves it to its owner
         if provenance is not None:
             _write_json(partial / "provenance.json", provenance)
         for file in copies:

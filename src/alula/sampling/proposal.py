@@ -41,7 +41,7 @@ def proposal_keys(
     sampler: of the kernel set; None is numpy's. shapers: see `proposal_log_q`.
     Keys are (log q + G) / noise_scale under rule `coupled` above temperature 0, with the very noise by which the target
     will choose at that position, and log q otherwise (temperature 0, and point-mass proposals of rule `rejection`),
-    each up to a number of its row. A column whose key is -inf is forbidden and must not become a child; a row may
+    each up to a constant of its row. A column whose key is -inf is forbidden and must not become a child; a row may
     consist of such columns alone.
     """
     keys_RC = _shaped(logits_RC, contexts, vocabulary, shapers)
