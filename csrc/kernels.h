@@ -16,7 +16,7 @@ struct Rows {
     bool bf16;
 };
 
-// How a packed weight is stored: linear.h, quantised.h for int8 and q8, nibbles.h for q4. q8 and q4 hold what GGUF
+// How a packed weight is stored: linear.h, bytes.h for int8 and q8, nibbles.h for q4. q8 and q4 hold what GGUF
 // files do: q8 is int8 with fp16 scales (Q8_0), q4 has fp16 scales and an fp16 least value (Q4_0, Q4_1).
 enum class Format { fp32, bf16, int8, q8, q4 };
 
@@ -208,9 +208,13 @@ struct Table {
 };
 
 const Table& table_portable();
-#ifdef ALULA_X86
+#if defined(ALULA_X86)
 const Table& table_avx2();
+const Table& table_avxvnni();
 const Table& table_avx512();
+const Table& table_avx512vnni();
+#elif defined(ALULA_ARM64)
+const Table& table_dotprod();
 #endif
 
 }  // namespace alula

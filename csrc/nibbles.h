@@ -8,68 +8,16 @@
 // Panel p holds, for each group, the scales of outputs 16 p .. 16 p + 15, their least values, then for every four
 // inputs those of outputs 0 to 7 in the low halves of 32 bytes and those of outputs 8 to 15 in the high halves.
 
-// Rows in int8, each padded to whole groups: scales, offsets and numbers. stride: bytes from row to row.
-struct ByteRows {
-    const char *scales, *offsets, *numbers;
-    int64_t stride;
-    ByteRows from(int64_t row, int64_t group) const {
-        const int64_t by = row * stride;
-        return {scales + by + 4 * group, offsets + by + 4 * group, numbers + by + group * kGroup, stride};
-    }
-    float scale(int64_t row, int64_t group) const { return value(scales, row, group); }
-    float offset(int64_t row, int64_t group) const { return value(offsets, row, group); }
-
-   private:
-    float value(const char* from, int64_t row, int64_t group) const {
-        return reinterpret_cast<const float*>(from + row * stride)[group];
-    }
-};
-
-inline int64_t byte_stride(int64_t in) { return ceil_div(ceil_div(in, kGroup) * (8 + kGroup), 64) * 64 + 64; }
-
-inline ByteRows byte_rows(const LinearArgs& a, const float* wide) {
-    const char* at = reinterpret_cast<const char*>(wide);
-    const int64_t groups = ceil_div(a.in, kGroup);
-    return {at, at + 4 * groups, at + 8 * groups, byte_stride(a.in)};
-}
-
-inline void bytes_row(const LinearArgs& a, int64_t r, float* wide) {
-    const int64_t groups = ceil_div(a.in, kGroup);
-    float* scales = reinterpret_cast<float*>(reinterpret_cast<char*>(wide) + r * byte_stride(a.in));
-    int8_t* to = reinterpret_cast<int8_t*>(scales + 2 * groups);
-    for (int64_t g = 0; g < groups; ++g) {
-        int16_t numbers[kGroup];
-        int32_t total = 0;
-        scales[g] = quantise_group(row_at(a.x, r), a.x.bf16, g * kGroup, a.in, false, numbers);
-        for (int64_t i = 0; i < kGroup; ++i) {
-            total += numbers[i];
-            to[g * kGroup + i] = int8_t(numbers[i]);
-        }
-        scales[groups + g] = scales[g] * float(total);
-    }
-}
-
-// Four inputs: sums of R rows and NP panels.
-template <int R, int NP>
-inline void add_quad(const char* x, int64_t ldx, const uint8_t* w, int64_t panel, S (&sum)[R][NP]) {
-    Q weight[NP];
-#pragma GCC unroll 4
-    for (int p = 0; p < NP; ++p) weight[p] = load_nibbles(w + p * panel);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-        int32_t quad;
-        std::memcpy(&quad, x + r * ldx, sizeof quad);
-        const Q value = set_quads(quad);
-#pragma GCC unroll 4
-        for (int p = 0; p < NP; ++p) sum[r][p] = add_quads(weight[p], value, sum[r][p]);
-    }
-}
-
 // See multiply_groups.
 struct Nibbles {
     using Rows = ByteRows;
     static constexpr int64_t kBytes = kNibbleBytes;
     static constexpr int64_t kRowBytes = 8 + kGroup;
+
+    // Beside the scale of a row's group: its offset.
+    static void prepare(const LinearArgs& a, int64_t r, float* wide) {
+        bytes_row(a, r, wide, [](float scale, int32_t total) { return scale * float(total); });
+    }
 
     template <int R, int NP>
     static void tile(ByteRows x, const char* w, int64_t panel, int64_t groups, float* c, int64_t ldc,
@@ -80,11 +28,11 @@ struct Nibbles {
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-                for (int p = 0; p < NP; ++p) sum[r][p] = no_counts();
+                for (int p = 0; p < NP; ++p) sum[r][p] = set_counts(0);
             const uint8_t* weights = reinterpret_cast<const uint8_t*>(w) + 2 * kScaleBytes;
 #pragma GCC unroll 8
             for (int64_t i = 0; i < kGroup; i += 4)
-                add_quad<R, NP>(x.numbers + g * kGroup + i, x.stride, weights + 8 * i, panel, sum);
+                add_quad<R, NP, load_nibbles>(x.numbers + g * kGroup + i, x.stride, weights + 8 * i, panel, sum);
 #pragma GCC unroll 4
             for (int p = 0; p < NP; ++p) {
                 const uint16_t* halves = reinterpret_cast<const uint16_t*>(w + p * panel);
@@ -94,7 +42,7 @@ struct Nibbles {
                     float* total = c + r * ldc + 16 * p;
                     const V factor = mul(set1(x.scale(r, g)), scale);
                     const V counted = fma(to_float(to_counts(sum[r][p])), factor, load(total));
-                    store(total, fma(set1(x.offset(r, g)), least, counted));
+                    store(total, fma(set1(x.second<float>(r, g)), least, counted));
                 }
             }
         }

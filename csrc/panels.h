@@ -7,7 +7,7 @@ struct Panel {
     float *keys, *values;
 };
 
-#if defined(ALULA_LEVEL_AVX2) || defined(ALULA_LEVEL_AVX512)
+#if defined(__AVX2__)
 inline __m256 eight(const void* row, bool bf16, int64_t at) {
     if (!bf16) return _mm256_loadu_ps(static_cast<const float*>(row) + at);
     const __m128i* p = reinterpret_cast<const __m128i*>(static_cast<const uint16_t*>(row) + at);
@@ -34,17 +34,37 @@ inline void transpose_8(const void* const* rows, bool bf16, int64_t at, float* o
     }
 }
 constexpr int64_t kTransposed = 8;
+
+// out[d][k] = rows[k][at + d] for kTransposed d and 16 k.
+inline void transpose(const void* const* rows, bool bf16, int64_t at, float* out) {
+    transpose_8(rows, bf16, at, out);
+    transpose_8(rows + 8, bf16, at, out + 8);
+}
+#elif defined(ALULA_NEON)
+constexpr int64_t kTransposed = 4;
+
+inline float32x4_t four(const void* row, bool bf16, int64_t at) {
+    if (!bf16) return vld1q_f32(static_cast<const float*>(row) + at);
+    return as_float(vshll_n_u16(vld1_u16(static_cast<const uint16_t*>(row) + at), 16));
+}
+
+inline void transpose(const void* const* rows, bool bf16, int64_t at, float* out) {
+    for (int k = 0; k < kPanelKeys; k += 4) {
+        float32x4x4_t r;
+        for (int i = 0; i < 4; ++i) r.val[i] = four(rows[k + i], bf16, at);
+        float turned[16];
+        vst4q_f32(turned, r);
+        for (int d = 0; d < 4; ++d) vst1q_f32(out + d * kPanelKeys + k, vld1q_f32(turned + 4 * d));
+    }
+}
 #else
-inline void transpose_8(const void* const*, bool, int64_t, float*) {}
+inline void transpose(const void* const*, bool, int64_t, float*) {}
 constexpr int64_t kTransposed = 1 << 30;  // all of it one by one
 #endif
 
 inline void unpack_keys(const void* const* rows, bool bf16, int64_t head_dim, float* out) {
     int64_t d = 0;
-    for (; d + kTransposed <= head_dim; d += kTransposed) {
-        transpose_8(rows, bf16, d, out + d * kPanelKeys);
-        transpose_8(rows + 8, bf16, d, out + d * kPanelKeys + 8);
-    }
+    for (; d + kTransposed <= head_dim; d += kTransposed) transpose(rows, bf16, d, out + d * kPanelKeys);
     for (; d < head_dim; ++d)
         for (int k = 0; k < kPanelKeys; ++k) out[d * kPanelKeys + k] = row_value(rows[k], bf16, d);
 }

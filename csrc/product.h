@@ -14,8 +14,8 @@ inline void prepare_row(const LinearArgs& a, int64_t r, float* wide) {
             if (a.x.bf16) widen_row(a, r, wide);
             break;
         case Format::int8:
-        case Format::q8: quantise_row(a, r, wide); break;
-        case Format::q4: bytes_row(a, r, wide); break;
+        case Format::q8: ByteProduct::prepare(a, r, wide); break;
+        case Format::q4: Nibbles::prepare(a, r, wide); break;
     }
 }
 
@@ -26,7 +26,7 @@ inline void float_product(const LinearArgs& a, float* wide) {
 }
 
 inline void byte_product(const LinearArgs& a, float* wide) {
-    const QuantisedRows x = quantised_rows(a, wide);
+    const ByteProduct::Rows x = ByteProduct::rows(a, wide);
     a.format == Format::q8 ? multiply_groups<Bytes<true>>(a, x) : multiply_groups<Bytes<false>>(a, x);
 }
 

@@ -45,7 +45,8 @@ BF16 = torch.bfloat16
 class NativeKernels:
     """Implements `protocol.Kernels` for CPU tensors.
 
-    level: `avx512`, `avx2`, `portable`, or None for the fastest this CPU has. linear: see `Products`.
+    level: `avx512vnni`, `avx512`, `avxvnni`, `avx2`, `dotprod` or `portable`, or None for the fastest this CPU has.
+    linear: see `Products`.
     """
 
     name = "native"
