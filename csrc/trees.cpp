@@ -15,8 +15,10 @@ namespace nb = nanobind;
 namespace alula {
 namespace {
 
+// floor: the least score of a node.
 struct Limits {
     int64_t nodes, depth, branch;
+    double floor;
 };
 
 // Children of one row, best first.
@@ -37,9 +39,9 @@ class Candidates {
     // children[i]: those of the frontier's node i, which is row `row` + i of all frontiers.
     void grow(int64_t row, const int64_t* tokens, const float* logs, int64_t width) {
         const int64_t first = count();
-        const double floor = is_full() ? all_[best_.back()].score : -std::numeric_limits<double>::infinity();
+        const double worst = is_full() ? all_[best_.back()].score : -std::numeric_limits<double>::infinity();
         for (const int64_t parent : frontier_) {
-            add({tokens, logs, std::min(width, limits_.branch)}, parent, row++, floor);
+            add({tokens, logs, std::min(width, limits_.branch)}, parent, row++, worst);
             tokens += width, logs += width;
         }
         keep_best(first);
@@ -78,11 +80,12 @@ class Candidates {
     int64_t count() const { return int64_t(all_.size()); }
     bool is_full() const { return int64_t(best_.size()) == limits_.nodes - 1; }
 
-    void add(const Children& children, int64_t parent, int64_t row, double floor) {
+    void add(const Children& children, int64_t parent, int64_t row, double worst) {
         const double above = all_[parent].score;
         for (int64_t i = 0; i < children.count; ++i) {
             const double score = above + std::min(double(children.logs[i]), 0.0);
-            if (!(score > floor)) return;  // ties lose to what came before; NaN is no score either
+            // Ties lose to what came before; NaN is no score either.
+            if (!(score > worst && score >= limits_.floor)) return;
             all_.push_back({children.tokens[i], parent, row, score});
         }
     }
@@ -105,10 +108,12 @@ class Candidates {
 class Trees {
    public:
     // Per lane.
-    Trees(uintptr_t roots, uintptr_t limits, int64_t lanes) {
+    Trees(uintptr_t roots, uintptr_t limits, uintptr_t floors, int64_t lanes) {
         const auto* root = reinterpret_cast<const int64_t*>(roots);
-        const auto* limit = reinterpret_cast<const Limits*>(limits);
-        for (int64_t lane = 0; lane < lanes; ++lane) lanes_.emplace_back(root[lane], limit[lane]);
+        const auto* limit = reinterpret_cast<const int64_t*>(limits);
+        const auto* floor = reinterpret_cast<const double*>(floors);
+        for (int64_t lane = 0; lane < lanes; ++lane, limit += 3)
+            lanes_.emplace_back(root[lane], Limits{limit[0], limit[1], limit[2], floor[lane]});
     }
 
     int64_t size() const {
@@ -168,7 +173,7 @@ class Trees {
 
 void bind_trees(nb::module_& m) {
     nb::class_<Trees>(m, "Trees")
-        .def(nb::init<uintptr_t, uintptr_t, int64_t>())
+        .def(nb::init<uintptr_t, uintptr_t, uintptr_t, int64_t>())
         .def_prop_ro("size", &Trees::size)
         .def_prop_ro("children", &Trees::children)
         .def("frontier", &Trees::frontier)

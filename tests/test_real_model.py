@@ -28,10 +28,17 @@ def _prompts(model: LoadedModel) -> list[list[int]]:
     return [model.tokenizer.apply_chat_template([{"role": "user", "content": turn}]) for turn in turns]
 
 
-def _generate(model: LoadedModel, drafter: str, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], Engine]:
-    config = EngineConfig(max_num_seqs=8, shape=TreeShape(8, 4, 3), kv_cache_mib=256)
+def _generate(
+    model: LoadedModel,
+    drafter: str,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | None = None,
+    floor: float = 0.0,
+) -> tuple[list[list[int]], Engine]:
+    config = EngineConfig(max_num_seqs=8, shape=TreeShape(8, 4, 3, floor), kv_cache_mib=256)
     engine = Engine(model, load_drafter(drafter, model), config)
-    ids = [engine.add(Request(tuple(prompt), SamplingParams(max_tokens=LENGTH))) for prompt in prompts]
+    params = params or SamplingParams(max_tokens=LENGTH)
+    ids = [engine.add(Request(tuple(prompt), params)) for prompt in prompts]
     while engine.has_work:
         engine.step()
     return [engine.pop(request_id).outputs[0].token_ids for request_id in ids], engine
@@ -50,6 +57,19 @@ def _transformers(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[
         )
         outputs.append(generated[0, len(prompt) :].tolist())
     return outputs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_floor_leaves_the_text_and_takes_drafts(temperature: float) -> None:
+    """The shipped head, whose probabilities are those that a floor is meant for."""
+    model = load_model("smollm2")
+    prompts, params = _prompts(model)[:6], SamplingParams(temperature, seed=1, max_tokens=LENGTH)
+    plain, _ = _generate(model, "none", prompts, params)
+    free, without = _generate(model, "auto", prompts, params)
+    found, bound = _generate(model, "auto", prompts, params, floor=0.3)
+    assert found == free == plain
+    assert 0 < bound.totals.drafted < without.totals.drafted
+    assert bound.totals.accepted > 0
 
 
 def test_greedy_text_equals_transformers_in_fp32() -> None:

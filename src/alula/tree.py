@@ -5,12 +5,15 @@ Shape suffixes: B sequences, N nodes of one tree, T packed rows, P pages, E long
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from alula.config import AlulaError
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +32,8 @@ class TreeShape:
     """Levels below the root; 0 drafts nothing."""
     branch: int = 3
     """Children tried per node."""
+    floor: float = 0.0
+    """Least probability that the drafter gives the whole path to a node of a dynamic tree; 0 is none."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "depth", "branch"):
@@ -36,10 +41,27 @@ class TreeShape:
             least = 0 if name == "depth" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}")
+        check_floor("floor", self.floor)
 
     @property
     def is_root_only(self) -> bool:
         return self.nodes == 1 or self.depth == 0
+
+    @property
+    def log_floor(self) -> float:
+        """The least score of a node. As exact as scores are, or a token of just this probability might fall below."""
+        return float(np.float32(math.log(self.floor))) if self.floor else -math.inf
+
+    def report(self) -> dict[str, float]:
+        """As plain JSON values. Without a floor where there is none: figures from before it stay comparable."""
+        limits: dict[str, float] = {"nodes": self.nodes, "depth": self.depth, "branch": self.branch}
+        return limits | ({"floor": self.floor} if self.floor else {})
+
+
+def check_floor(name: str, value: object) -> None:
+    """Raises AlulaError for what is no floor of a path's probability."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise AlulaError(f"{name} is {value!r}: give a number of at least 0 and below 1")
 
 
 ROOT_ONLY = TreeShape(nodes=1, depth=0, branch=1)

@@ -18,6 +18,8 @@ CASES = (
     (["--top-p", "0"], "top_p is 0.0"),
     (["--max-tokens", "-4"], "max_tokens is -4"),
     (["--nodes", "0"], "nodes is 0"),
+    (["--floor", "1"], "floor is 1.0: give a number of at least 0 and below 1"),
+    (["--floor", "nan"], "floor is nan"),
     (["--threads", "0"], "threads is 0"),
     (["--max-model-len", "2"], "context limit is 2"),
     (["--max-model-len", "100000"], "max_model_len is 100000"),

@@ -50,6 +50,14 @@ def test_json_has_exactly_these_keys(tiny_folder: Path, capsys: pytest.CaptureFi
     assert stats["ttft_ms"] > 0 and stats["tpot_ms"] > 0 and stats["tokens_per_second"] > 0
 
 
+def test_a_floor_leaves_the_text_and_takes_drafts(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("hello", "--model", str(tiny_folder), "--drafter", str(tiny_folder))
+    free, bound = answer(capsys, *model), answer(capsys, *model, "--floor", "0.5")
+    assert bound["token_ids"] == free["token_ids"]
+    assert bound["stats"]["tree"] == {"nodes": 4, "depth": 2, "branch": 3, "floor": 0.5}
+    assert bound["stats"]["drafted"] < free["stats"]["drafted"]
+
+
 def test_the_seed_that_is_reported_gives_the_text_again(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ("--model", str(tiny_folder), "--temperature", "1.0")
     first = answer(capsys, "hello", *model)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,9 @@ from tests.draft.kernel_sets import kernel_sets
 Logs = Callable[[int, tuple[int, ...]], FloatArray]
 """Log scores of a node's children in trial order, by lane and token path."""
 
-shapes = st.builds(TreeShape, nodes=st.integers(1, 24), depth=st.integers(0, 5), branch=st.integers(1, 4))
+floors = st.sampled_from([0.0, 0.05, math.exp(-1.0), math.exp(-0.5), 0.7])
+"""None, some between the scores that paths of `grids` have, and some exactly at them."""
+shapes = st.builds(TreeShape, nodes=st.integers(1, 24), depth=st.integers(0, 5), branch=st.integers(1, 4), floor=floors)
 grids = st.lists(st.sampled_from([0.0, -0.25, -0.5, -1.0, -2.0, -np.inf]), min_size=4, max_size=4)
 
 
@@ -50,7 +54,10 @@ by_each_set = pytest.mark.parametrize("kernels", kernel_sets())
 
 
 def brute(shape: TreeShape, logs: Logs, lane: int) -> dict[tuple[int, ...], float]:
-    """Every candidate of EAGLE-2 without pruning, then the best of all by (score, depth, order of creation)."""
+    """Every candidate of EAGLE-2 without pruning, then the best of all by (score, depth, order of creation).
+
+    Scores are whole quarters, so the probability of a path is told from another's with room to spare.
+    """
     scores: dict[tuple[int, ...], float] = {}
     frontier: list[tuple[int, ...]] = [()] if shape.nodes > 1 else []
     for _ in range(shape.depth):
@@ -58,7 +65,7 @@ def brute(shape: TreeShape, logs: Logs, lane: int) -> dict[tuple[int, ...], floa
             (*path, rank): scores.get(path, 0.0) + float(log)
             for path in frontier
             for rank, log in enumerate(logs(lane, path)[: shape.branch])
-            if np.isfinite(log)
+            if np.isfinite(log) and math.exp(scores.get(path, 0.0) + float(log)) > shape.floor - 1e-6
         }
         scores |= level
         frontier = sorted(level, key=lambda path: -level[path])[: shape.branch]
@@ -132,7 +139,7 @@ def test_native_candidates_are_those_in_lists(limits: list[TreeShape], seed: int
         for name in ("lane_F", "origin_F", "tokens_F", "children"):
             np.testing.assert_array_equal(getattr(native.frontier, name), getattr(expected, name))
         logs = -np.sort(rng.exponential(size=(len(expected), expected.children)).astype(np.float32))
-        logs = np.round(logs, 1) + np.float32(0.2) if tied else logs
+        logs = np.round(logs * 4) / 4 + np.float32(0.25) if tied else logs
         logs[rng.random(logs.shape) < 0.05] = rng.choice([np.nan, -np.inf])
         tokens = rng.integers(0, 9, logs.shape)
         lists.grow(tokens, logs)
@@ -178,6 +185,78 @@ def test_nan_scores_are_dropped(kernels: str) -> None:
     growth = grown_by(kernels, np.array([0]), [TreeShape(nodes=4, depth=1, branch=3)])
     growth.grow(np.arange(3)[None], np.array([[-1.0, np.nan, -np.inf]], np.float32))
     assert len(growth.trees()[0]) == 2
+
+
+FLOOR = math.exp(-1.0)
+
+
+def level(*logs: float) -> FloatArray:
+    return np.array([logs], np.float32)
+
+
+@by_each_set
+def test_a_path_at_the_floor_is_kept_and_one_below_it_is_not(kernels: str) -> None:
+    below = np.nextafter(np.float32(-1.0), np.float32(-2.0))
+    for logs, kept in (((-0.9, -1.0, below), 2), ((-1.0, np.nan, -1.0), 1), ((below, below, below), 0)):
+        growth = grown_by(kernels, np.array([0]), [TreeShape(nodes=9, depth=3, branch=3, floor=FLOOR)])
+        growth.grow(np.arange(3)[None], level(*logs))
+        assert len(growth.trees()[0]) == 1 + kept and len(growth.frontier) == kept
+
+
+@by_each_set
+@pytest.mark.parametrize("probability", [0.5, 0.25, 0.1, 0.3, 0.9, 1e-30])
+def test_a_token_of_just_the_floors_probability_is_kept(kernels: str, probability: float) -> None:
+    """Scores have been rounded to fp32, some of them downwards."""
+    growth = grown_by(kernels, np.array([0]), [TreeShape(nodes=9, depth=1, branch=3, floor=probability)])
+    growth.grow(np.arange(1)[None], level(math.log(probability)))
+    assert len(growth.trees()[0]) == 2
+
+
+@by_each_set
+def test_the_floor_is_of_the_whole_path(kernels: str) -> None:
+    """Each token of the chain is likely enough for itself."""
+    growth = grown_by(kernels, np.array([0]), [TreeShape(nodes=9, depth=5, branch=3, floor=FLOOR)])
+    for left in (1, 1, 0):
+        growth.grow(np.arange(1)[None], level(-0.45))
+        assert len(growth.frontier) == left
+    assert growth.trees()[0].depths_N.tolist() == [0, 1, 2]
+
+
+@by_each_set
+def test_a_lane_below_its_floor_takes_no_rows_of_deeper_levels(kernels: str) -> None:
+    free = TreeShape(nodes=9, depth=3, branch=2)
+    limits = [replace(free, branch=4, floor=FLOOR), free, replace(free, floor=0.9), free]
+    growth = grown_by(kernels, np.arange(4), limits)
+    growth.grow(np.tile(np.arange(4), (4, 1)), np.tile(level(-1.1, -1.2, -1.3, -1.4), (4, 1)))
+    assert growth.frontier.lane_F.tolist() == [1, 1, 3, 3]
+    assert growth.frontier.children == 2, "a lane that is done asks for no children either"
+    assert [len(tree) for tree in growth.trees()] == [1, 3, 1, 3]
+
+
+def test_static_trees_have_no_floor() -> None:
+    """A drawn sibling must never be dropped for its own value."""
+    tree, logs = default_static_tree(), table([[-0.5, -0.5, -1.0, -2.0]])
+    (grown,) = run(TreePolicy(tree=tree).growth(np.array([0]), [replace(tree.shape, floor=0.9)]), logs)
+    assert set(as_paths(grown)) == set(tree.paths)
+
+
+def test_native_limits_are_one_per_root() -> None:
+    if "native" not in kernel_sets():
+        pytest.skip("the native kernels were not built")
+    candidates = load_kernels("native").candidates
+    with pytest.raises(ValueError, match="floors have shape"):
+        candidates(np.zeros(2, np.int64), np.ones((2, 3), np.int64), np.zeros(1))
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1, 1.0, math.nan, math.inf, True, "0.1", None])
+def test_a_floor_is_a_probability_below_one(floor: object) -> None:
+    with pytest.raises(AlulaError, match=r"^floor is .*: give a number of at least 0 and below 1$"):
+        TreeShape(floor=floor)  # type: ignore[arg-type]
+
+
+def test_reports_of_shapes_without_a_floor_are_as_before_there_was_one() -> None:
+    assert TreeShape(4, 2, 3).report() == {"nodes": 4, "depth": 2, "branch": 3}
+    assert TreeShape(4, 2, 3, 0.25).report() == {"nodes": 4, "depth": 2, "branch": 3, "floor": 0.25}
 
 
 def test_published_static_tree() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,21 @@ def test_a_static_tree_has_the_ranks_of_each_head() -> None:
 def test_no_tree_is_deeper_than_there_are_heads(tree: StaticTree | None) -> None:
     drafted = ready(make_medusa(TreePolicy(tree=tree)), TOKENS).draft({0: TreeShape(40, 6, 3)})[0]
     assert drafted.depths_N.max() == CONFIG.heads
+
+
+def test_heads_whose_level_is_below_the_floor_are_not_asked(
+    drafter: MedusaDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, logits = list[int](), drafter.heads.logits
+
+    def counted(features_BD: torch.Tensor, head: int) -> torch.Tensor:
+        asked.append(head)
+        return logits(features_BD, head)
+
+    monkeypatch.setattr(drafter.heads, "logits", counted)
+    bench = ready(drafter, TOKENS)
+    assert len(bench.draft({0: replace(SHAPE, floor=0.999)})[0]) == 1
+    assert asked == [0]
 
 
 def test_coupled_children_are_the_best_by_the_targets_own_noise(drafter: MedusaDrafter) -> None:

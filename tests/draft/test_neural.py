@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -170,6 +173,61 @@ def test_levels_share_one_pass_over_all_sequences(drafter: NeuralDrafter) -> Non
     before = drafter.times.levels
     bench.draft(dict.fromkeys(range(3), SHAPE))
     assert drafter.times.levels - before <= SHAPE.depth
+
+
+@pytest.fixture
+def passes(drafter: NeuralDrafter, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each pass of the draft model."""
+    rows, step = list[int](), drafter.model.step
+
+    def counted(tokens_T: torch.Tensor, *arguments: object) -> torch.Tensor:
+        rows.append(len(tokens_T))
+        return step(tokens_T, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drafter.model, "step", counted)
+    return rows
+
+
+def test_no_deeper_pass_is_run_below_the_floor(drafter: NeuralDrafter, passes: list[int]) -> None:
+    """As many passes as there are levels of likely nodes, after the one that reads what was committed."""
+    bench = ready(drafter, random_tokens(13))
+    passes.clear()
+    free = bench.draft({0: SHAPE})[0]
+    assert len(passes) == 1 + SHAPE.depth - 1
+    best = [max(free.scores_N[free.depths_N == depth]) for depth in range(1, 3)]
+    for floor, levels in ((0.999, 0), ((math.exp(best[0]) + math.exp(best[1])) / 2, 1)):
+        passes.clear()
+        tree = bench.draft({0: replace(SHAPE, floor=floor)})[0]
+        assert len(passes) == 1 + levels
+        assert tree.depths_N.max() == levels
+        assert (np.exp(tree.scores_N) >= floor).all()
+
+
+def test_a_sequence_below_its_floor_takes_no_rows(drafter: NeuralDrafter, passes: list[int]) -> None:
+    """Beside one without a floor, whose tree and rows are those it has alone."""
+    bench = bench_for(drafter)
+    for id in range(2):
+        fill(bench, random_tokens(8 + id, seed=id), id=id)
+    passes.clear()
+    alone = bench.draft({1: SHAPE})
+    rows = passes[1:]
+    passes.clear()
+    trees = bench.draft({0: replace(SHAPE, floor=0.999), 1: SHAPE})
+    assert passes[1:] == rows and len(rows) == SHAPE.depth - 1
+    assert len(trees[0]) == 1 and same(trees[1], alone[1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_floor_takes_away_the_unlikely_paths_and_nothing_else(drafter: NeuralDrafter, temperature: float) -> None:
+    bench, wide = bench_for(drafter), TreeShape(nodes=200, depth=3, branch=3)
+    fill(bench, random_tokens(13), temperature=temperature)
+    free = bench.draft({0: wide})[0]
+    floor = math.exp(float(np.median(free.scores_N)))
+    likely = free.scores_N >= np.float32(math.log(floor))
+    tree = bench.draft({0: replace(wide, floor=floor)})[0]
+    assert 1 < likely.sum() < len(free)
+    np.testing.assert_array_equal(tree.tokens_N, free.tokens_N[likely])
+    np.testing.assert_array_equal(tree.scores_N, free.scores_N[likely])
 
 
 @pytest.mark.parametrize("kind", KINDS)

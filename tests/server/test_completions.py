@@ -188,7 +188,7 @@ def test_the_seed_that_is_reported_gives_the_text_again(client: openai.OpenAI) -
 
 
 @pytest.mark.parametrize(
-    "speculation", [{"nodes": 3, "depth": 2}, {"drafter": "ngram"}, {"off": True}, {"drafter": "none"}]
+    "speculation", [{"nodes": 3, "depth": 2}, {"floor": 0.3}, {"drafter": "ngram"}, {"off": True}, {"drafter": "none"}]
 )
 def test_speculation_leaves_the_text_alone(client: openai.OpenAI, speculation: dict[str, Any]) -> None:
     options: dict[str, Any] = {"model": "tiny", "prompt": "ab" * 20, "max_tokens": 24, "seed": 3}

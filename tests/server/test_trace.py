@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -112,6 +113,19 @@ def test_speculation_off_has_roots_only(server: Running) -> None:
     check(tokens, steps, on["message"]["content"], on["token_ids"])
     assert {len(step["tree"]["tokens"]) for step in steps} == {1}
     assert not any(token["drafted"] for token in tokens)
+
+
+def test_a_requests_floor_bounds_its_trees(server: Running) -> None:
+    """No node is less likely, as its score says (to four places), and a floor of 0 is none."""
+    depths = []
+    for floor in (None, 0.0, 0.5, 0.999):
+        body = TRACED | {"speculation": {"trace": True, "floor": floor}}
+        choice = post(server, body, "/v1/chat/completions").json()["choices"][0]
+        steps = choice["speculation"]["steps"]
+        check(choice["speculation"]["tokens"], steps, choice["message"]["content"], choice["token_ids"])
+        assert all(score >= math.log(floor or 1e-99) - 1e-4 for step in steps for score in step["tree"]["scores"])
+        depths.append(sum(max(step["tree"]["depths"]) for step in steps))
+    assert depths[0] == depths[1] > depths[2] > 0
 
 
 def test_usage_agrees(server: Running) -> None:

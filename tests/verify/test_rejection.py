@@ -12,11 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from alula.draft.expand import DynamicGrowth
 from alula.sampling.distribution import distribution, probabilities
 from alula.sampling.noise import Stream, draw_bits, row_keys, steps, to_unit
 from alula.sampling.processors import Context
 from alula.sequence import SamplingParams
-from alula.tree import DraftTree
+from alula.tree import DraftTree, TreeShape
 from alula.verify import rejection
 from alula.verify.rejection import accept_points, accept_sampled, draw
 from alula.verify.walk import Walk
@@ -215,6 +216,34 @@ def test_law_of_dynamic_trees_with_point_proposals() -> None:
     p = joint_p(rejection.verify, params, "point tree", 6000, grow)
     print(f"rejection, dynamic point tree: p = {p:.4f}")
     assert p > 1e-4
+
+
+@pytest.mark.parametrize("floor", [0.1, 0.2, 0.6])
+def test_law_of_dynamic_trees_under_a_floor(floor: float) -> None:
+    """Which nodes there are follows from the draft's own probabilities, so trees differ from root to root."""
+    log_q = DRAFT.log_softmax(-1).numpy()
+    shape = TreeShape(nodes=20, depth=3, branch=3, floor=floor)
+    trees = [grown_tree(log_q, root, shape) for root in range(V)]
+    p = joint_p(
+        rejection.verify, SamplingParams(temperature=1.0), "point tree", 6000, lambda rows: from_roots(rows, trees)
+    )
+    sizes = [len(tree) for tree in trees]
+    print(f"rejection, floor {floor}, trees of {sizes}: p = {p:.4f}")
+    assert len(set(sizes)) > 1
+    assert p > 1e-4
+
+
+def from_roots(rows: list[Any], trees: list[DraftTree]) -> list[DraftTree]:
+    return [trees[row.tokens[-1]] for row in rows]
+
+
+def grown_tree(log_q: NDArray[np.float32], root: int, shape: TreeShape) -> DraftTree:
+    growth = DynamicGrowth(np.array([root]), [shape])
+    while len(frontier := growth.frontier):
+        logs_FV = log_q[frontier.tokens_F]
+        tokens_FV = np.argsort(-logs_FV, axis=1, kind="stable")
+        growth.grow(tokens_FV, np.take_along_axis(logs_FV, tokens_FV, 1))
+    return growth.trees()[0]
 
 
 def best_nodes(log_q: NDArray[np.float32], root: int, count: int) -> DraftTree:

@@ -123,7 +123,7 @@ def request_stats(engine: Engine, run: Run) -> dict[str, object]:
     return {
         "drafter": engine.drafter.name,
         "rule": engine.config.rule,
-        "tree": {"nodes": shape.nodes, "depth": shape.depth, "branch": shape.branch},
+        "tree": shape.report(),
         **{key: report[key] for key in kept},
         "verified_rows_per_forward": report["verified_rows_per_forward"],
         "target_forwards": report["target_forwards"],

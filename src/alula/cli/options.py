@@ -38,6 +38,9 @@ class ModelOptions:
     """Levels of the draft tree."""
     branch: int = 3
     """Children tried per node."""
+    floor: float = 0.0
+    """Least probability that the drafter gives the whole path to a node (llama.cpp's --draft-p-min is the like for
+    single tokens); less likely nodes are neither drafted nor verified. 0 is none; static trees and ngram have none."""
     dtype: Literal["auto", "bf16", "fp32", "int8", "file", "bfloat16", "float32"] = "bf16"
     """Number format of weights, activations and cache. int8 and file are for weights, with bf16 for the rest (native
     kernels); file takes the blocks of a GGUF file as they are. auto measures which
@@ -62,7 +65,7 @@ class ModelOptions:
         from alula.tree import TreeShape
 
         try:
-            shape = TreeShape(self.nodes, self.depth, self.branch)
+            shape = TreeShape(self.nodes, self.depth, self.branch, self.floor)
         except ValueError as error:
             raise AlulaError(str(error)) from None
         return EngineConfig(

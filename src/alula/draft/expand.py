@@ -47,7 +47,10 @@ class Growth(Protocol):
 
 class DynamicGrowth:
     """EAGLE-2 (arXiv 2406.16858, section 4): the best `branch` candidates of a level are expanded, and in the end the
-    best nodes - 1 of all candidates are kept. The candidates are in plain lists: a few dozen are too few for arrays."""
+    best nodes - 1 of all candidates are kept. The candidates are in plain lists: a few dozen are too few for arrays.
+
+    A path below the shape's floor is no candidate; a tree with none left at a level has no row in later frontiers.
+    """
 
     def __init__(self, roots_B: IntArray, shapes: Sequence[TreeShape]) -> None:
         self._lanes = [_Candidates(int(root), shape) for root, shape in zip(roots_B, shapes, strict=True)]
@@ -90,7 +93,7 @@ class _Candidates:
     """
 
     def __init__(self, root: int, shape: TreeShape) -> None:
-        self.shape = shape
+        self.shape, self._floor = shape, shape.log_floor
         self.tokens, self.rows = [root], [-1]
         self.frontier = [] if shape.is_root_only else [0]
         self._parents, self._scores = [-1], [0.0]
@@ -119,10 +122,10 @@ class _Candidates:
 
     def _add_children(self, parent: int, row: int, tokens: list[int], logs: list[float]) -> None:
         full = len(self._best) == self.shape.nodes - 1
-        floor = -self._best[-1][0] if full else -math.inf
+        worst = -self._best[-1][0] if full else -math.inf
         for token, log in zip(tokens[: self.shape.branch], logs, strict=False):
             score = self._scores[parent] + min(log, 0.0)
-            if not score > floor:  # ties lose to what came before; NaN is no score either
+            if not (score > worst and score >= self._floor):  # ties lose to what came before; NaN is no score either
                 break
             self.tokens.append(token)
             self.rows.append(row)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alula.config import AlulaError
 from alula.draft.expand import DynamicGrowth, Growth, KernelGrowth, StaticGrowth
@@ -41,7 +42,7 @@ class TreePolicy:
         """Trees at these roots; dynamic ones by the kernel set, where it offers that."""
         if self.tree is not None:
             return StaticGrowth(roots_B, shapes, self.tree)
-        candidates = None if kernels is None else kernels.candidates(roots_B, _limits(shapes))
+        candidates = None if kernels is None else kernels.candidates(roots_B, *_limits(shapes))
         return DynamicGrowth(roots_B, shapes) if candidates is None else KernelGrowth(candidates, len(shapes))
 
     def scratch(self, shape: TreeShape) -> int:
@@ -53,5 +54,6 @@ class TreePolicy:
         return len({path[:-1] for path in self.tree.within(shape) if len(path) > 1})
 
 
-def _limits(shapes: Sequence[TreeShape]) -> IntArray:
-    return np.array([(shape.nodes, shape.depth, shape.branch) for shape in shapes], np.int64).reshape(-1, 3)
+def _limits(shapes: Sequence[TreeShape]) -> tuple[IntArray, NDArray[np.float64]]:
+    limits = np.array([(shape.nodes, shape.depth, shape.branch) for shape in shapes], np.int64).reshape(-1, 3)
+    return limits, np.array([shape.log_floor for shape in shapes], np.float64)

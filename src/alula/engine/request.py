@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from alula.config import AlulaError
 from alula.engine.metrics import DraftStats, StepTimes
 from alula.sequence import SamplingParams, TokenLogprobs
-from alula.tree import ROOT_ONLY, TreeShape
+from alula.tree import ROOT_ONLY, TreeShape, check_floor
 
 DEEPEST = 32
 """Levels that one request may ask for."""
@@ -28,6 +29,8 @@ class Speculation:
     """One of the engine's drafters by name, or `none`."""
     trace: bool = False
     """Let events carry the tree of their step, and what became of it."""
+    floor: float | None = None
+    """Least probability of a path of the draft tree."""
 
     def __post_init__(self) -> None:
         for name, most in (("nodes", None), ("depth", DEEPEST)):
@@ -37,13 +40,15 @@ class Speculation:
             if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
                 limits = f"of at least {least}" + (f" and at most {most}" if most else "")
                 raise AlulaError(f"speculation.{name} is {value!r}: give a whole number {limits}")
+        if self.floor is not None:
+            check_floor("speculation.floor", self.floor)
 
     def shape(self, default: TreeShape) -> TreeShape:
         """Limits of the request's trees, given the engine's."""
         if self.off or self.drafter == "none":
             return ROOT_ONLY
-        nodes = default.nodes if self.nodes is None else self.nodes
-        return TreeShape(nodes, default.depth if self.depth is None else self.depth, default.branch)
+        asked: dict[str, Any] = {"nodes": self.nodes, "depth": self.depth, "floor": self.floor}
+        return replace(default, **{name: value for name, value in asked.items() if value is not None})
 
 
 @dataclass(frozen=True)

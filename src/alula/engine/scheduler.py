@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from alula.cache import PagedCache
 from alula.engine.config import EngineConfig
@@ -141,7 +142,7 @@ class Scheduler:
         nodes = min(shape.nodes, rows)
         if depth <= 0 or nodes <= 1:
             return ROOT_ONLY
-        return TreeShape(nodes, depth, shape.branch)
+        return replace(shape, nodes=nodes, depth=depth)
 
     def _fits(self, item: PlanItem, items: dict[int, PlanItem]) -> bool:
         return self._cache.can_begin(self._needs_of(items) | {item.sequence.id: self._need(item)})

@@ -36,6 +36,9 @@ from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 from alula.kernels.trees import NativeCandidates
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from alula.cache.pool import KVLayer
     from alula.tree import AttentionInput, IntArray
 
@@ -70,8 +73,8 @@ class NativeKernels:
     def release_threads(self) -> None:
         _native.release_threads()
 
-    def candidates(self, roots_B: IntArray, limits_B3: IntArray) -> NativeCandidates:
-        return NativeCandidates(roots_B, limits_B3)
+    def candidates(self, roots_B: IntArray, limits_B3: IntArray, floors_B: NDArray[np.float64]) -> NativeCandidates:
+        return NativeCandidates(roots_B, limits_B3, floors_B)
 
     def prepare_linear(
         self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None

@@ -147,8 +147,11 @@ class Kernels(Protocol):
         """None where numpy's definition is all there is."""
         ...
 
-    def candidates(self, roots_B: IntArray, limits_B3: IntArray) -> Candidates | None:
-        """Those of trees at these roots; None where lists are all there is. limits_B3: nodes, depth, branch."""
+    def candidates(self, roots_B: IntArray, limits_B3: IntArray, floors_B: NDArray[np.float64]) -> Candidates | None:
+        """Those of trees at these roots; None where lists are all there is.
+
+        limits_B3: nodes, depth, branch. floors_B: the least score of a node, -inf for none.
+        """
         ...
 
     def describe(self) -> Numerics:

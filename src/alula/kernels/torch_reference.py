@@ -28,6 +28,9 @@ from alula.kernels.protocol import Activation, Candidates, HeadNorm, Linear, Num
 from alula.kernels.stack import PreparedStack, Stack, SteppedStack
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from alula.cache.pool import KVLayer
     from alula.tree import AttentionInput, IntArray
 
@@ -54,7 +57,7 @@ class TorchKernels:
     def release_threads(self) -> None:
         _native.release_threads()
 
-    def candidates(self, roots_B: IntArray, limits_B3: IntArray) -> Candidates | None:
+    def candidates(self, roots_B: IntArray, limits_B3: IntArray, floors_B: NDArray[np.float64]) -> Candidates | None:
         return None
 
     def prepare_linear(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alula.kernels import _native
 from alula.tree import FloatArray, IntArray
@@ -11,12 +12,15 @@ from alula.tree import FloatArray, IntArray
 class NativeCandidates:
     """Implements `protocol.Candidates`."""
 
-    def __init__(self, roots_B: IntArray, limits_B3: IntArray) -> None:
+    def __init__(self, roots_B: IntArray, limits_B3: IntArray, floors_B: NDArray[np.float64]) -> None:
         roots_B, limits_B3 = np.ascontiguousarray(roots_B, np.int64), np.ascontiguousarray(limits_B3, np.int64)
+        floors_B = np.ascontiguousarray(floors_B, np.float64)
         if limits_B3.shape != (len(roots_B), 3):
             raise ValueError(f"limits have shape {limits_B3.shape}: give nodes, depth and branch for each root")
+        if floors_B.shape != (len(roots_B),):
+            raise ValueError(f"floors have shape {floors_B.shape}: give one for each root")
         self._lanes = len(roots_B)
-        self._native = _native.Trees(roots_B.ctypes.data, limits_B3.ctypes.data, self._lanes)
+        self._native = _native.Trees(roots_B.ctypes.data, limits_B3.ctypes.data, floors_B.ctypes.data, self._lanes)
 
     @property
     def children(self) -> int:

@@ -137,6 +137,6 @@ def _speculation(service: Service, body: GenerationBody) -> Speculation:
     if asked.nodes is not None and asked.nodes > most:
         raise ApiError(400, f"speculation.nodes is {asked.nodes}: ask for at most {most}", param="speculation")
     try:
-        return Speculation(asked.off, asked.nodes, asked.depth, asked.drafter, asked.trace)
+        return Speculation(asked.off, asked.nodes, asked.depth, asked.drafter, asked.trace, asked.floor)
     except AlulaError as error:
         raise refused(error) from None

@@ -56,6 +56,7 @@ class SpeculationOptions(Body):
     nodes: Annotated[int, Field(ge=1)] | None = None
     depth: Annotated[int, Field(ge=0, le=32)] | None = None
     drafter: str | None = None
+    floor: Annotated[float, Field(ge=0, lt=1)] | None = None
     trace: bool = False
     """Choices carry `speculation`: which step committed which token, and the tree of every step."""
 

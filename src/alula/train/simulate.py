@@ -10,7 +10,7 @@ Shapes: A roots, F frontier rows of all roots, K children of a row, C draft voca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -54,7 +54,7 @@ class Written:
     def shape(self, root: int, shape: TreeShape) -> TreeShape:
         """No deeper than tokens could still be committed, as the scheduler has it."""
         depth = min(shape.depth, self.max_tokens - (root + 1 - self.prompt) - 1)
-        return TreeShape(shape.nodes, depth, shape.branch) if depth > 0 else ROOT_ONLY
+        return replace(shape, depth=depth) if depth > 0 else ROOT_ONLY
 
 
 def simulate(written: Written, branches: Branches, policy: TreePolicy, shape: TreeShape) -> DraftStats:
