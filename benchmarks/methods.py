@@ -59,7 +59,7 @@ DRAFTERS = {
 STATIC = ("medusa", "eagle1")
 """Methods with static trees: the published tree of EAGLE-1, cut to each of the limits tried."""
 TREES = ("2,1,1", "3,2,2", "4,2,3", "6,3,3", "10,4,4", "16,5,4")
-"""Rows, depth and branch."""
+"""Rows, depth and branch, and a floor where there is one."""
 PLAIN = TreeShape(1, 0, 1)
 
 
@@ -135,7 +135,7 @@ class Table:
         def measure() -> dict[str, Any]:
             engines = [self._engine(cell, shape) for shape in self.shapes]
             pairs = self._pairs(cell, engines, self.tuning, repeats=1)
-            names = [",".join(map(str, vars(shape).values())) for shape in self.shapes]
+            names = [",".join(map(str, shape.report().values())) for shape in self.shapes]
             return {"ratios": {name: round(spread(p).pooled, 4) for name, p in zip(names, pairs, strict=True)}}
 
         settings = {**self._settings(cell, None), "trees": self.arguments.trees, "prompts": len(self.tuning)}
@@ -232,7 +232,7 @@ class Table:
             "weights": weights(_folder(cell.method, self.model)),
             "temperature": cell.temperature,
             "rule": cell.rule,
-            "tree": None if shape is None else list(vars(shape).values()),
+            "tree": None if shape is None else list(shape.report().values()),
             **{name: getattr(self.arguments, name) for name in names},
         }
 
@@ -277,10 +277,12 @@ def _method(text: str) -> Method:
 
 def _shape(text: str) -> TreeShape:
     try:
-        nodes, depth, branch = (int(number) for number in text.split(","))
-        return TreeShape(nodes, depth, branch)
-    except ValueError:
-        raise AlulaError(f"trees has {text!r}: give rows, depth and branch, as in 6,3,3") from None
+        nodes, depth, branch, *floor = text.split(",")
+        return TreeShape(int(nodes), int(depth), int(branch), *map(float, floor))
+    except (ValueError, TypeError):
+        raise AlulaError(
+            f"trees has {text!r}: give rows, depth and branch, and a floor if any, as in 6,3,3 or 6,3,3,0.2"
+        ) from None
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -334,7 +336,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=int, default=20, help="the first so many prompts of each set")
     add("--tune", default="default", help="the set on which trees are chosen")
     add("--tune-limit", type=int, default=6)
-    add("--trees", nargs="+", default=list(TREES), help="rows,depth,branch of each tree tried")
+    add("--trees", nargs="+", default=list(TREES), help="rows,depth,branch of each tree tried, and floor if any")
     add("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     add("--max-tokens", type=int, default=128)
     add("--repeats", type=int, default=1, help="runs of each kind per prompt")

@@ -20,7 +20,7 @@ Generate = Callable[[Sequence[int], int], tuple[int, float]]
 
 
 def alula(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Generate]:
-    """dtype, drafter; nodes, depth and branch of the tree."""
+    """dtype, drafter; nodes, depth, branch and floor of the tree."""
     from alula.engine.config import EngineConfig
     from alula.engine.llm import LLM
     from alula.engine.request import Request
@@ -29,7 +29,7 @@ def alula(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Gener
     from alula.version import alula_version
 
     default = EngineConfig().shape
-    shape = TreeShape(*(int(settings.get(name, size)) for name, size in vars(default).items()))
+    shape = TreeShape(*(type(size)(settings.get(name, size)) for name, size in vars(default).items()))
     drafter, dtype = settings.get("drafter", "none"), settings.get("dtype", "bf16")
     config = EngineConfig(shape=shape, enable_prefix_caching=False)
     engine = LLM(path, drafter, dtype=dtype, config=config, threads=threads, allow_unverified_head=True).engine
@@ -154,7 +154,7 @@ def vllm(path: str, threads: int, settings: dict[str, str]) -> tuple[str, Genera
 
 
 SETTINGS = {
-    "alula": {"nodes", "depth", "branch", "drafter", "dtype"},
+    "alula": {"nodes", "depth", "branch", "floor", "drafter", "dtype"},
     "llama_cpp": {"n_ctx", "lookup"},
     "transformers": {"model", "dtype"},
     "vllm": {"model", "dtype", "eager"},

@@ -47,7 +47,7 @@ def test_the_table_is_made_and_gone_on_with(
     )
     command = (
         f"--output {output} --model {folder} --dtype float32 --prompts {tmp_path / 'one.jsonl'} --kv-cache-mib 4 "
-        f"--tune {tmp_path / 'tune.jsonl'} --tune-limit 1 --trees 3,2,2 5,3,2 --max-tokens 6 "
+        f"--tune {tmp_path / 'tune.jsonl'} --tune-limit 1 --trees 3,2,2 5,3,2,0.1 --max-tokens 6 "
         f"--methods plain ngram {named}"
     ).split()
     assert methods.main(command) == 0
@@ -55,7 +55,7 @@ def test_the_table_is_made_and_gone_on_with(
     kinds = [(row["temperature"], row["rule"]) for row in rows]
     assert [kinds.count(kind) for kind in ((0.0, "coupled"), (1.0, "coupled"), (1.0, "rejection"))] == [8, 8, 8]
     assert all(row["identical"] == 2 for row in rows if row["rule"] == "coupled")
-    assert all(row["tree"] in ([3, 2, 2], [5, 3, 2]) for row in rows if row["method"] != "plain")
+    assert all(row["tree"] in ([3, 2, 2], [5, 3, 2, 0.1]) for row in rows if row["method"] != "plain")
     assert all(row["tau"] >= 1 and row["ratio"]["low"] <= row["ratio"]["high"] for row in rows)
     eagle2 = next(row for row in rows if row["method"] == "eagle2")
     assert (eagle2["parameters"], eagle2["training_tokens"]) == (1234, 5678)
@@ -86,6 +86,6 @@ def _check_resumed(methods: ModuleType, command: list[str], output: Path, capsys
 def test_bad_methods_and_trees_are_refused(methods: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert methods.main(["--output", "nowhere", "--model", "nowhere", "--methods", "eagle9"]) == 2
     assert "methods names 'eagle9': give some of plain, ngram" in capsys.readouterr().err
-    for tree in ("4,2", "4,2,3,1", "4,2,wide", "0,2,3"):
+    for tree in ("4,2", "4,2,3,1", "4,2,3,0.1,2", "4,2,wide", "0,2,3"):
         assert methods.main(["--output", "nowhere", "--model", "nowhere", "--trees", tree]) == 2
         assert f"trees has {tree!r}: give rows, depth and branch" in capsys.readouterr().err

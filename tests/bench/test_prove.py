@@ -13,7 +13,8 @@ import torch
 
 from alula.bench.oracle import Oracle
 from alula.bench.proof import Plan, Proof, run_proof
-from alula.bench.prove import Difference, first_difference, run_trial
+from alula.bench.prove import CellReport, Difference, first_difference, run_trial
+from alula.bench.report import proof_table
 from alula.bench.session import Session
 from alula.bench.settings import BATCHES, CHUNKS, SHAPES, Setting, cells
 from alula.cli import main
@@ -77,6 +78,22 @@ def test_one_factor_at_a_time() -> None:
         assert len(changed) == 1 and cell.prompts == 6
     assert sum(cell.factor == "combination" for cell in found) == 10
     assert found == cells(base, ["a", "b"], prompts=80, cell_prompts=6, combinations=10, max_tokens=128, seed=1)
+
+
+def test_a_floor_is_proved_with_every_tree() -> None:
+    options: Any = {"prompts": 8, "cell_prompts": 6, "combinations": 10, "max_tokens": 128, "seed": 1}
+    plain = cells(Setting("?", TreeShape()), ["a", "b"], **options)
+    found = cells(Setting("?", TreeShape(floor=0.2)), ["a", "b"], **options)
+    assert {cell.setting.shape.floor for cell in found} == {0.2}
+    without = [
+        replace(cell, setting=replace(cell.setting, shape=replace(cell.setting.shape, floor=0.0))) for cell in found
+    ]
+    assert without == plain
+    setting = found[0].setting
+    assert setting.report()["shape"] == {"nodes": 4, "depth": 2, "branch": 3, "floor": 0.2}
+    report = CellReport(found[0], "a", 8, 1.0, 0, 0, 0, ())
+    assert "4/2/3/0.2" in proof_table([report])
+    assert "4/2/3 " in proof_table([replace(report, cell=plain[0])])
 
 
 @pytest.mark.slow

@@ -62,12 +62,12 @@ def test_a_run_with_workers(
     monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
     path = write_model(tmp_path / "m.gguf", model(), "llama", kind="Q4_1")
     options = ["--gguf", str(path), "--limit", "1", "--rounds", "2", "--max-tokens", "6", "--threads", "1"]
-    engines = ["alula:dtype=file", "alula:dtype=fp32,drafter=ngram,nodes=3"]
+    engines = ["alula:dtype=file", "alula:dtype=fp32,drafter=ngram,nodes=3,floor=0.1"]
     assert main([*engines, *options, "--output", str(tmp_path / "out")]) == 0
     report = json.loads((tmp_path / "out" / "peers.json").read_text())
     assert [row["engine"] for row in report["engines"]] == [
         "alula dtype=file",
-        "alula dtype=fp32 drafter=ngram nodes=3",
+        "alula dtype=fp32 drafter=ngram nodes=3 floor=0.1",
     ]
     assert report["engines"][0]["ratio_to_first"]["median"] == 1.0
     assert [len(rounds) for engine in report["runs"] for rounds in engine] == [2, 2]

@@ -50,7 +50,7 @@ def test_common_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
     shown = capsys.readouterr().out
-    flags = "model drafter rule nodes depth branch temperature top-p seed max-tokens dtype threads json"
+    flags = "model drafter rule nodes depth branch floor temperature top-p seed max-tokens dtype threads json"
     assert [flag for flag in flags.split() if f"--{flag}" not in shown] == []
 
 
@@ -77,6 +77,7 @@ def test_train_shows_the_fields_of_its_config(capsys: pytest.CaptureFixture[str]
     [
         (["--recipe.clip", "-1"], "clip is -1.0: give a number above 0"),
         (["--served.depth", "0"], "served.depth is 0: give a whole number of at least 1"),
+        (["--served.floor", "1"], "served.floor is 1.0: give a number of at least 0 and below 1"),
         (["--served.sets", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--data", "nowhere.jsonl"], "data file nowhere.jsonl does not exist"),
         (["--start-from", "nowhere"], "start_from: nowhere is no folder"),

@@ -266,23 +266,26 @@ def test_stopping_frees_the_request(visit: Visit, way: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "mended", "told"),
     [
-        ("temperature", "7", "temperature: input should be less than or equal to 2"),
-        ("max_tokens", "many", "max_tokens: give a number"),
-        ("nodes", "999", "speculation.nodes is 999"),
+        ("temperature", "7", "1", "temperature: input should be less than or equal to 2"),
+        ("max_tokens", "many", "1", "max_tokens: give a number"),
+        ("nodes", "999", "1", "speculation.nodes is 999"),
+        ("floor", "7", "0.5", "speculation.floor: input should be less than 1"),
     ],
 )
-def test_a_bad_value(visit: Visit, field: str, value: str, told: str) -> None:
+def test_a_bad_value(visit: Visit, field: str, value: str, mended: str, told: str) -> None:
     visit.set(**{field: value})
     visit.ask("fly")
     assert told in visit.text(".error[role=alert]")
     assert visit.page.get_attribute(f"#{field}", "aria-invalid") == "true"
     assert visit.page.input_value("#prompt") == "fly", "the question is not lost"
     visit.complaints.clear()  # the browser notes the 400
-    visit.set(**{field: "1"})
+    visit.set(**{field: mended})
     visit.ask("")
     assert visit.page.locator(".error").count() == 0
+    if field in ("nodes", "floor"):
+        assert visit.bodies[-1]["speculation"][field] == float(mended)
     assert visit.page.locator(".answer").count() == 1
 
 

@@ -82,13 +82,14 @@ def test_service_accepts_what_training_expects(
 def test_the_command(target: LoadedModel, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, output = trained(OPTIONS[2], target, tmp_path / "drafter"), tmp_path / "report.json"
     flags = f"--model {target.checkpoint.folder} --drafter {folder} --dtype fp32 --prompts {prompts} --limit 2"
-    tree = f"--max-tokens 8 --nodes 5 --depth 3 --branch 2 --kv-cache-mib 4 --output {output}"
+    tree = f"--max-tokens 8 --nodes 5 --depth 3 --branch 2 --floor 0.01 --kv-cache-mib 4 --output {output}"
     assert main(["bench", "--estimate", *flags.split(), *tree.split()]) == 0
     told = capsys.readouterr().out.splitlines()
     assert "served tau" in told[0] and "prompts" in told[2]
     report = json.loads(told[-1])
     assert report == json.loads(output.read_text())
     assert report["sets"]["prompts"]["prompts"] == 2
+    assert report["sets"]["prompts"]["tree"] == {"nodes": 5, "depth": 3, "branch": 2, "floor": 0.01}
     assert main(["bench", "--estimate", *flags.split(), "--temperature", "1"]) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,16 @@ def made(options: MethodOptions, model: LoadedModel, data: list[Conversation]) -
     return method, store
 
 
-def evaluated(method: Method, store: FeatureStore, model: LoadedModel, held: list[Conversation], folder: Path) -> Any:
+def evaluated(
+    method: Method,
+    store: FeatureStore,
+    model: LoadedModel,
+    held: list[Conversation],
+    folder: Path,
+    served: Served = SERVED,
+) -> Any:
     method.export(folder, {"target": target_provenance(model)})
-    return ServedEvaluation(model, held, SERVED).run(folder, method, store)
+    return ServedEvaluation(model, held, served).run(folder, method, store)
 
 
 METHODS = (
@@ -84,6 +92,16 @@ def test_training_expects_what_is_served(
         for name in ("tau", "acceptance_rate", "accepted_per_drafted", "acceptance_by_depth"):
             assert figures["estimate"][name] == figures[name], name
     assert abs(figures["served_over_estimate"]) < 0.01
+
+
+def test_a_floor_is_served_and_expected_alike(model: LoadedModel, data: list[Conversation], tmp_path: Path) -> None:
+    parts = made(METHODS[0], model, data)
+    free = evaluated(*parts, model, data[:4], tmp_path / "free")
+    found = evaluated(*parts, model, data[:4], tmp_path / "floored", replace(SERVED, floor=0.05))
+    assert "floor" not in free["tree"] and found["tree"] == free["tree"] | {"floor": 0.05}
+    assert found["accepted_per_drafted"] > free["accepted_per_drafted"]
+    for name in ("tau", "acceptance_rate", "accepted_per_drafted", "acceptance_by_depth"):
+        assert found["estimate"][name] == found[name], name
 
 
 def test_a_head_that_serving_feeds_otherwise_shows(

@@ -49,7 +49,7 @@ def measure(
     for engine in (plain, speculative):
         _warm_up(engine, prompts[0], params)
     pairs = interleave(plain, speculative, prompts, params, repeats=repeats, progress=watch.tick)
-    setup = {**session.setup(), "rule": config.rule, "tree": vars(config.shape), "seed": params.seed}
+    setup = {**session.setup(), "rule": config.rule, "tree": config.shape.report(), "seed": params.seed}
     report = bench_report(pairs, plain, speculative, ceiling, setup)
     sides = report["plain"], report["speculative"]
     watch.say(f"\n{side_table(*sides)}\n\n{step_table(*sides)}\n")

@@ -138,11 +138,10 @@ def difference_line(difference: Difference, where: str) -> str:
 
 def _cell_row(report: CellReport) -> list[object]:
     setting = report.cell.setting
-    shape = setting.shape
     return [
         report.cell.factor,
         setting.drafter if report.kind == setting.drafter else f"{setting.drafter} ({report.kind})",
-        f"{shape.nodes}/{shape.depth}/{shape.branch}",
+        "/".join(map(str, setting.shape.report().values())),
         setting.batch,
         setting.chunk,
         f"{report.prefix_hit_tokens} hit" if setting.warm else "-",

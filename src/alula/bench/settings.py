@@ -32,7 +32,7 @@ class Setting:
     preempt_every: int = 0
 
     def report(self) -> dict[str, object]:
-        return asdict(self)
+        return asdict(self) | {"shape": self.shape.report()}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def cells(
     """
     base, rarely = replace(base, drafter=drafters[0]), max(1, min(RARELY, max_tokens // 4))
     few = min(prompts, cell_prompts)
-    varied = [("tree", replace(base, shape=shape)) for shape in SHAPES if shape != base.shape]
+    varied = [("tree", replace(base, shape=shape)) for shape in _shapes(base) if shape != base.shape]
     varied += [("batch", replace(base, batch=batch)) for batch in BATCHES if batch != base.batch]
     varied += [("chunk", replace(base, chunk=chunk)) for chunk in CHUNKS if chunk != base.chunk]
     varied += [("prefix hit", replace(base, warm=True)), ("preemption", replace(base, preempt_every=rarely))]
@@ -72,10 +72,15 @@ def cells(
     ]
 
 
+def _shapes(base: Setting) -> list[TreeShape]:
+    """All under the floor that is asked for, so that it is proved with each of them."""
+    return [replace(shape, floor=base.shape.floor) for shape in SHAPES]
+
+
 def _random_setting(chosen: random.Random, base: Setting, drafters: Sequence[str], rarely: int) -> Setting:
     return Setting(
         drafter=chosen.choice(list(drafters)),
-        shape=chosen.choice((base.shape, *SHAPES)),
+        shape=chosen.choice((base.shape, *_shapes(base))),
         batch=chosen.choice((base.batch, *BATCHES)),
         chunk=chosen.choice((base.chunk, *CHUNKS)),
         warm=chosen.random() < 0.5,

@@ -90,7 +90,7 @@ class Bench(JsonOption, SamplingOptions, ModelOptions):
         from alula.train.estimate import served_and_estimated
 
         target, reports = self.load_target(), {}
-        tree = {name: getattr(self, name) for name in ("nodes", "depth", "branch", "kv_cache_mib")}
+        tree = {name: getattr(self, name) for name in ("nodes", "depth", "branch", "floor", "kv_cache_mib")}
         with Progress("sets", len(sets)) as progress:
             for (name, texts), path in zip(sets.items(), self.prompts or ("default",), strict=True):
                 served = Served(held_out=0, prompts=len(texts), sets=(path,), tokens=self.max_tokens, **tree)

@@ -84,6 +84,8 @@ class Served:
     """Levels of the draft tree."""
     branch: int = 4
     """Children tried per node."""
+    floor: float = 0.0
+    """Least probability that the drafter gives the whole path to a node; 0 is none."""
     kv_cache_mib: int = 384
     """Memory of the KV cache while prompts are served, MiB."""
 
@@ -92,13 +94,14 @@ class Served:
             _check(f"served.{name}", getattr(self, name), whole=True, least=0)
         for name in ("tokens", "nodes", "depth", "branch", "kv_cache_mib"):
             _check(f"served.{name}", getattr(self, name), whole=True, least=1)
+        _check("served.floor", self.floor, least=0, below=1)
 
 
-def _check(name: str, value: object, *, whole: bool = False, least: float) -> None:
+def _check(name: str, value: object, *, whole: bool = False, least: float, below: float = math.inf) -> None:
     kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
-        kind = "whole number" if whole else "number"
-        raise AlulaError(f"{name} is {value!r}: give a {kind} of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < below:
+        kind, limit = "whole number" if whole else "number", f" and below {below}" if below < math.inf else ""
+        raise AlulaError(f"{name} is {value!r}: give a {kind} of at least {least}{limit}")
 
 
 def _check_choice(name: str, value: str, *known: str) -> None:

@@ -46,7 +46,7 @@ class ServedEvaluation:
 
     def __init__(self, model: LoadedModel, held: Sequence[Conversation], config: Served) -> None:
         self._model, self._config = model, config
-        self._shape = TreeShape(config.nodes, config.depth, config.branch)
+        self._shape = TreeShape(config.nodes, config.depth, config.branch, config.floor)
         limit = min(model.config.max_position_embeddings, model.decoder.max_positions) - config.tokens
         wanted = [*_held_out(held)[: config.held_out], *_from_sets(model, config)]
         self.prompts = [prompt for prompt in wanted if len(prompt) < limit]
@@ -57,7 +57,7 @@ class ServedEvaluation:
         """What the figures hold for; figures of other settings, or other prompts, cannot be compared."""
         known = hashlib.sha256(repr(self.prompts).encode()).hexdigest()[:16]
         sizes = {"prompts": len(self.prompts), "prompts_hash": known, "tokens": self._config.tokens}
-        return {"tree": dict(vars(self._shape)), **sizes}
+        return {"tree": self._shape.report(), **sizes}
 
     def run(self, folder: Path, method: Method | None = None, store: FeatureStore | None = None) -> dict[str, Any]:
         """Figures of the drafter in ``folder``; with the method that it was exported from, the estimate beside them."""

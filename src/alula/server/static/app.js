@@ -6,8 +6,8 @@ import { Run } from "./run.js";
 import { ServerError, asked, headers } from "./stream.js";
 
 const KEY = "alula.key";
-const NUMBERS = ["temperature", "max_tokens", "seed", "nodes", "depth"];
-const OF_TREES = ["nodes", "depth"];
+const NUMBERS = ["temperature", "max_tokens", "seed", "nodes", "depth", "floor"];
+const OF_TREES = ["nodes", "depth", "floor"];
 const at = (id) => document.getElementById(id);
 const log = at("log");
 const panel = new Panel();
@@ -35,8 +35,8 @@ function settings() {
 }
 
 function bodyOf(history) {
-  const { nodes, depth, ...rest } = settings();
-  const speculation = { trace: true, nodes, depth };
+  const { nodes, depth, floor, ...rest } = settings();
+  const speculation = { trace: true, nodes, depth, floor };
   if (!at("speculate").checked) speculation.off = true;
   // The server's own seeds have 63 bits, which JavaScript's numbers do not hold.
   rest.seed ??= crypto.getRandomValues(new Uint32Array(1))[0];
