@@ -6,8 +6,9 @@
 
 An engine is `kind`, or `kind@PYTHON` with the Python of an environment that has it, then `:name=value,...`. Kinds and
 their settings are those of worker.py beside this file; docs/benchmarks.md says how the environments are made. Every
-engine is a process of its own, loaded before the first round, asleep while another one has its turn; who goes first
-changes from prompt to prompt. Decoding is greedy, up to `--max-tokens` or the model's end.
+engine is a process of its own, loaded before the first round, stopped (SIGSTOP) while another one has its turn, so that
+no thread that still waits busily takes its cores; who goes first changes from prompt to prompt. Decoding is greedy, up
+to `--max-tokens` or the model's end.
 
 The report, OUTPUT/peers.json and .md: tokens per second by prompt (median of the rounds; the prompt's reading counted),
 median and 10th to 90th percentile over prompts, decoding alone (after the first token), reading (prompt tokens over the
@@ -89,8 +90,15 @@ class Worker:
         except BaseException:
             self.close()
             raise
+        self._signal(signal.SIGSTOP)
 
     def run(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        self._signal(signal.SIGCONT)
+        answer = self._ask(prompt, max_tokens)
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def _ask(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"prompt": list(prompt), "max_tokens": max_tokens}) + "\n")
@@ -106,15 +114,20 @@ class Worker:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE_S)
         finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
         self._process.wait()
 
     def dismiss(self) -> None:
         """Tells the engine that there is no more to do."""
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+
+    def _signal(self, number: int) -> None:
+        """To the engine and all it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def _answer(self) -> dict[str, Any]:
         """The next line that is an answer: engines print things of their own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,43 @@ def test_an_engine_ends_with_all_its_processes(tmp_path: Path, monkeypatch: pyte
     child = int((tmp_path / "child").read_text())
     os.kill(child, 0)
     worker.close()
+    wait_until(lambda: is_gone(child))
+
+
+def test_an_engine_runs_in_its_turns_only(tmp_path: Path) -> None:
+    """With all its processes: one that spins would take a core from the engine whose turn it is."""
+    engine = tmp_path / "engine"
+    answer = 'echo \'{"answer": {"version": "1"}}\''
+    spin = f"(while :; do :; done) & echo $! > {tmp_path}/child"
+    engine.write_text(f"#!/bin/sh\n{spin}\n{answer}\nwhile read -r line; do {answer}; done\nkill $!\n")
+    engine.chmod(0o755)
+    worker = speed.Worker(Spec.parse(f"any@{engine}"), tmp_path / "m.gguf", threads=1)
+    try:
+        child = int((tmp_path / "child").read_text())
+        wait_until(lambda: state(child) == "T")
+        assert worker.run([1], 1) == {"version": "1"}
+        wait_until(lambda: state(child) == "T")
+    finally:
+        worker.close()
+    wait_until(lambda: is_gone(child))
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
     for _ in range(100):
-        if is_gone(child):
+        if reached():
             return
         time.sleep(0.05)
-    raise AssertionError("the engine's own process still runs")
+    raise AssertionError("not in five seconds")
+
+
+def state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def is_gone(process: int) -> bool:
     """Ended, or a zombie that nobody waits for."""
     try:
-        return "Z" in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state(process) == "Z"
     except FileNotFoundError:
         return True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -127,8 +127,8 @@ class NeuralDrafter:
         states_BD = self._read(readings, lanes, txn)
         growing = [lane for lane, reading in enumerate(readings) if reading.grows]
         if growing:
-            kept = replace(lanes, page_table_BP=lanes.page_table_BP[growing], first_B=lanes.first_B[growing])
-            grown = self._grow([readings[lane].item for lane in growing], states_BD, kept, txn)
+            own = lanes if len(growing) == len(readings) else lanes.of(growing)
+            grown = self._grow([readings[lane].item for lane in growing], states_BD, own, txn)
             for lane, tree in zip(growing, grown, strict=True):
                 trees[places[lane]] = tree
         return trees

@@ -26,6 +26,10 @@ class Lanes:
     first_B: IntArray
     page_size: int
 
+    def of(self, lanes: list[int]) -> Lanes:
+        """Some of the sequences."""
+        return Lanes(self.page_table_BP[lanes], self.first_B[lanes], self.page_size)
+
     def committed(self, lane_T: IntArray, index_T: IntArray, slots_T: IntArray, lag: int) -> AttentionInput:
         """Rows in the logical slots `index_T` that see every slot up to their own; RoPE position index - lag."""
         no_tail_TE = np.zeros((len(lane_T), 1), np.int32)
