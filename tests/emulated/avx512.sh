@@ -1,0 +1,70 @@
+#!/bin/bash
+# Runs the kernel tests in Bochs, on an emulated x86-64 processor with AVX-512 and its VNNI instructions.
+#
+#   tests/emulated/avx512.sh WORK [argument of pytest ...]    # without arguments: tests/kernels/test_levels.py
+#   SOURCE=/other/checkout tests/emulated/avx512.sh WORK ...
+#
+# WORK is a folder for 3 GB. What is there is used again; the extension is built anew from SOURCE. From Debian 12:
+# mmdebstrap bochsbios isolinux syslinux-common xorriso busybox-static cpio e2fsprogs g++; python3.11 with pip's packages of
+# the project (torch without CUDA) comes first in PATH. Bochs itself is 3.0 and built here, as Debian's has a debugger in it
+# and makes a tenth of the 200 million instructions a second: unpack its source (`apt-get source bochs` in Debian 13) at
+# WORK/bochs-3.0, or name a program in BOCHS. Booting takes 10 s.
+set -euo pipefail
+
+work=$(realpath -m "${1:?give a work folder}")
+shift
+here=$(realpath "$(dirname "$0")")
+source=$(realpath "${SOURCE:-$here/../..}")
+root=$work/amd64-root
+bochs=${BOCHS:-$work/bochs-build/bochs}
+mkdir -p "$work"
+cd "$work"
+
+if [ ! -x "$bochs" ]; then
+    mkdir -p bochs-build
+    (cd bochs-build && CXXFLAGS=-O3 CFLAGS=-O3 ../bochs-3.0/configure -q --with-nogui --enable-x86-64 --enable-cpu-level=6 \
+        --enable-avx --enable-evex --enable-all-optimizations --enable-pci --enable-cdrom --enable-memtype --enable-cet \
+        --enable-protection-keys --enable-long-phy-address --disable-docbook && make -j"$(nproc)") >bochs-build.log 2>&1
+fi
+
+if [ ! -e disk.img ]; then
+    rm -rf "$root" && mkdir -p "$root"
+    mmdebstrap --variant=extract --architectures=amd64 --include=dash,python3,libstdc++6,linux-image-cloud-amd64 bookworm - |
+        tar -x -C "$root" --no-same-owner --exclude=./dev
+    python "$here/copy_packages.py" "$root/opt/site" torch numpy hypothesis pytest
+    mv "$root/boot" "$root/lib/modules" "$work/"
+    mkdir -p "$root"/{proc,sys,dev,tmp,alula}
+    truncate -s 2500M disk.new
+    /sbin/mkfs.ext4 -q -m 0 -O ^has_journal -d "$root" disk.new
+    mv disk.new disk.img
+    rm -rf "$root"
+fi
+
+cmake -S "$source" -B amd64-build -G Ninja -DALULA_IN_PLACE="$work/amd64-native" >amd64-build.log
+ninja -C amd64-build
+
+# The project, the command and what the first process needs travel in the initial file system.
+rm -rf first iso && mkdir -p first/{bin,proc,sys,dev,root,alula,modules} iso
+tar -c -C "$source" --exclude='_native.*' --exclude=__pycache__ src tests benchmarks pyproject.toml | tar -x -C first/alula
+cp amd64-native/_native.*-x86_64-linux-gnu.so first/alula/src/alula/kernels/
+cp "$(command -v busybox)" first/bin/
+install "$here/init" first/init
+for module in scsi_common scsi_mod libata ata_piix sd_mod; do
+    find modules -name "$module.ko*" -exec cp {} first/modules/ \;
+done
+{
+    printf 'cd /alula\nexport PYTHONPATH=/opt/site:/alula/src HOME=/tmp LANG=C.UTF-8 ALULA_CPU_LEVEL=%q\n' "${ALULA_CPU_LEVEL:-avx512}"
+    printf '%q ' python3 -m pytest -p no:cacheprovider "${@:-tests/kernels/test_levels.py}"
+} >first/command
+(cd first && find . | cpio -o -H newc --quiet | gzip -1) >iso/initrd.gz
+cp boot/vmlinuz-* iso/vmlinuz
+cp /usr/lib/ISOLINUX/isolinux.bin /usr/lib/syslinux/modules/bios/ldlinux.c32 "$here/isolinux.cfg" iso/
+xorriso -as mkisofs -quiet -o boot.iso -b isolinux.bin -c boot.cat -no-emul-boot -boot-load-size 4 -boot-info-table iso 2>/dev/null
+
+rm -f serial.txt disk.img.lock
+touch serial.txt
+tail -n +1 -f serial.txt &
+trap 'kill %1' EXIT
+setsid --wait "$bochs" -q -f "$here/bochsrc" </dev/null >bochs.out 2>&1 || true # powering off is a panic to Bochs
+sleep 1
+exit "$(sed -n 's/^exit status \([0-9]*\).*/\1/p' serial.txt | grep . || echo 1)"
