@@ -28,7 +28,7 @@ if [ ! -e "$root/ready" ]; then
     touch "$root/ready"
 fi
 
-cmake -S "$source" -B "$work/arm64-build" -G Ninja -DALULA_IN_PLACE="$work/arm64-native" \
+cmake --fresh -S "$source" -B "$work/arm64-build" -G Ninja -DALULA_IN_PLACE="$work/arm64-native" \
     -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
     -DCMAKE_CXX_FLAGS="-idirafter $root/usr/include" -DPython_EXECUTABLE="$(command -v python)" \
     -DPython_INCLUDE_DIR="$root/usr/include/python3.11" -DSKBUILD_SOABI=cpython-311-aarch64-linux-gnu >"$work/arm64-build.log"

@@ -40,7 +40,7 @@ if [ ! -e disk.img ]; then
     rm -rf "$root"
 fi
 
-cmake -S "$source" -B amd64-build -G Ninja -DALULA_IN_PLACE="$work/amd64-native" >amd64-build.log
+cmake --fresh -S "$source" -B amd64-build -G Ninja -DALULA_IN_PLACE="$work/amd64-native" >amd64-build.log
 ninja -C amd64-build
 
 # The project, the command and what the first process needs travel in the initial file system.
