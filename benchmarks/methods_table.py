@@ -10,8 +10,9 @@ from typing import Any
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The table, a row for each cell."""
     heading = (
-        "| prompts | temperature, rule | method | rows, depth, branch | tau (10% to 90%) | acceptance rate (10% to "
-        "90%) | tokens/s | ratio to plain (10% to 90%) | draft, ms per step | trainable parameters | training tokens |"
+        "| prompts | temperature, rule | method | rows, depth, branch (, floor) | tau (10% to 90%) | acceptance rate "
+        "(10% to 90%) | tokens/s | ratio to plain (10% to 90%) | draft, ms per step | trainable parameters | training "
+        "tokens |"
     )
     lines = [heading, "|" + "---|" * 11]
     for row in rows:

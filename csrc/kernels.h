@@ -210,9 +210,11 @@ struct Table {
 const Table& table_portable();
 #if defined(ALULA_X86)
 const Table& table_avx2();
-const Table& table_avxvnni();
 const Table& table_avx512();
 const Table& table_avx512vnni();
+#if defined(ALULA_AVXVNNI)
+const Table& table_avxvnni();
+#endif
 #elif defined(ALULA_ARM64)
 const Table& table_dotprod();
 #endif

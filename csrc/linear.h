@@ -79,9 +79,6 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Size of all of `parts` equal parts but the last. Mostly there is one, and a division takes longer than a few products.
-inline int64_t part(int64_t whole, int64_t parts) { return parts == 1 ? whole : ceil_div(whole, parts); }
-
 // Bias, rounding and storing of `rows` x `panels` finished results.
 inline void finish(const LinearArgs& a, const float* c, int64_t ldc, int64_t row, int64_t rows, int64_t panel,
                    int64_t panels) {
@@ -101,11 +98,11 @@ template <class W>
 void multiply_block(const LinearArgs& a, const float* x, int64_t ldx, int64_t row, int64_t rows, int64_t panel,
                     int64_t panels, float* c) {
     const int64_t ldc = panels * 16;
-    const int64_t tiles = ceil_div(rows, kTileRows), tile_rows = part(rows, tiles);
-    const int64_t inputs = tiles > 1 ? part(a.in, ceil_div(a.in, kInputBlock)) : a.in;
+    const int64_t tiles = ceil_div(rows, kTileRows), tile_rows = ceil_div(rows, tiles);
+    const int64_t inputs = tiles > 1 ? ceil_div(a.in, ceil_div(a.in, kInputBlock)) : a.in;
     const W* w = static_cast<const W*>(a.weight) + panel * 16 * a.in;
     const char* next = reinterpret_cast<const char*>(w + panels * 16 * a.in);
-    const int64_t share = part(kPrefetchInputs * 16 * int64_t(sizeof(W)) * panels / 64, tiles);
+    const int64_t share = ceil_div(kPrefetchInputs * 16 * int64_t(sizeof(W)) * panels / 64, tiles);
     for (int64_t begin = 0; begin < a.in; begin += inputs) {
         const int64_t count = smaller(inputs, a.in - begin);
         for (int64_t low = 0; low < rows; low += tile_rows) {

@@ -8,20 +8,13 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
-#if defined(ALULA_X86)
-#include <cpuid.h>
-#elif defined(ALULA_ARM64) && defined(__linux__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-#elif defined(ALULA_ARM64) && defined(__APPLE__)
-#include <sys/sysctl.h>
-#endif
 
 #ifdef _OPENMP
 #include <omp.h>
 extern "C" int omp_pause_resource_all(omp_pause_resource_t) noexcept __attribute__((weak));  // OpenMP 5.0
 #endif
 
+#include "cpu.h"
 #include "kernels.h"
 #include "trees.h"
 #include "where.h"
@@ -39,45 +32,6 @@ using Address = uintptr_t;
 template <class T = void>
 T* at(Address address) {
     return reinterpret_cast<T*>(address);
-}
-
-#if defined(ALULA_X86)
-// Asked of the CPU itself: not every compiler that knows the instructions knows their name.
-bool has_avxvnni() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
-}
-#elif defined(ALULA_ARM64)
-bool has_dotprod() {
-#if defined(__linux__)
-    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
-#elif defined(__APPLE__)
-    int there = 0;
-    size_t size = sizeof there;
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &there, &size, nullptr, 0) == 0 && there;
-#else
-    return false;
-#endif
-}
-#endif
-
-std::vector<const Table*> supported_levels() {
-    std::vector<const Table*> found;
-#if defined(ALULA_X86)
-    __builtin_cpu_init();
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    const bool avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (avx512 && __builtin_cpu_supports("avx512vnni")) found.push_back(&table_avx512vnni());
-    if (avx512) found.push_back(&table_avx512());
-    if (avx2 && has_avxvnni()) found.push_back(&table_avxvnni());
-    if (avx2) found.push_back(&table_avx2());
-#elif defined(ALULA_ARM64)
-    if (has_dotprod()) found.push_back(&table_dotprod());
-#endif
-    found.push_back(&table_portable());
-    return found;
 }
 
 std::vector<std::string> level_names() {
@@ -397,7 +351,7 @@ void advise_large_pages(Address begin, int64_t bytes) {
 NB_MODULE(_native, m) {
     using namespace alula;
     using release = call_guard<gil_scoped_release>;
-    m.def("levels", &level_names, "Dispatch levels this CPU can run, fastest first.");
+    m.def("levels", &level_names, "Dispatch levels this CPU can run, those with the newest instructions first.");
     m.def("release_threads", &release_threads, release());
     m.attr("GROUP") = kGroup;
     m.def("packed_bytes", &packed_bytes, "format"_a, "in_features"_a, "out_features"_a);

@@ -58,9 +58,9 @@ template <class F>
 void multiply_group_block(const LinearArgs& a, const typename F::Rows& x, int64_t row, int64_t rows, int64_t panel,
                           int64_t panels, float* c) {
     const int64_t ldc = panels * 16, groups = ceil_div(a.in, kGroup), stride = groups * F::kBytes;
-    const int64_t tiles = ceil_div(rows, kCountRows), tile_rows = part(rows, tiles);
-    const int64_t block = tiles > 1 ? part(groups, ceil_div(groups, kBlockGroups)) : groups;
-    const int64_t step = panels * F::kBytes, share = part(step, tiles);
+    const int64_t tiles = ceil_div(rows, kCountRows), tile_rows = ceil_div(rows, tiles);
+    const int64_t block = tiles > 1 ? ceil_div(groups, ceil_div(groups, kBlockGroups)) : groups;
+    const int64_t step = panels * F::kBytes, share = ceil_div(step, tiles);
     const char* w = static_cast<const char*>(a.weight) + panel * stride;
     std::memset(c, 0, sizeof(float) * size_t(rows * ldc));
     for (int64_t begin = 0; begin < groups; begin += block) {

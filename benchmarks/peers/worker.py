@@ -176,7 +176,10 @@ def main() -> None:
     given = json.loads(settings)
     if unknown := set(given) - SETTINGS.get(kind, set(given)):
         sys.exit(f"engine {kind} has settings {', '.join(sorted(unknown))}: give {', '.join(sorted(SETTINGS[kind]))}")
-    version, generate = KINDS[kind](path, int(threads), given)
+    try:
+        version, generate = KINDS[kind](path, int(threads), given)
+    except ValueError as error:
+        sys.exit(f"engine {kind} with settings {settings}: {error}")
     answer({"version": version})
     for line in sys.stdin:
         asked = json.loads(line)

@@ -14,6 +14,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def check_floor(name: str, value: object) -> None:
+    """Raises AlulaError for what is no floor of a path's probability."""
+    if not (isinstance(value, (int, float)) and _is_number(value) and 0 <= value < 1):
+        raise AlulaError(f"{name} is {value!r}: give a number of at least 0 and below 1")
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary position embedding: base and, optionally, a scaling that does not depend on the length."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from alula.config import AlulaError
+from alula.config import check_floor
 
 if TYPE_CHECKING:
     import torch
@@ -56,12 +56,6 @@ class TreeShape:
         """As plain JSON values. Without a floor where there is none: figures from before it stay comparable."""
         limits: dict[str, float] = {"nodes": self.nodes, "depth": self.depth, "branch": self.branch}
         return limits | ({"floor": self.floor} if self.floor else {})
-
-
-def check_floor(name: str, value: object) -> None:
-    """Raises AlulaError for what is no floor of a path's probability."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise AlulaError(f"{name} is {value!r}: give a number of at least 0 and below 1")
 
 
 ROOT_ONLY = TreeShape(nodes=1, depth=0, branch=1)

@@ -6,10 +6,10 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from alula.config import AlulaError
+from alula.config import AlulaError, check_floor
 from alula.engine.metrics import DraftStats, StepTimes
 from alula.sequence import SamplingParams, TokenLogprobs
-from alula.tree import ROOT_ONLY, TreeShape, check_floor
+from alula.tree import ROOT_ONLY, TreeShape
 
 DEEPEST = 32
 """Levels that one request may ask for."""

@@ -1,4 +1,4 @@
-"""The native CPU set: C++ kernels (csrc/) with run-time dispatch over AVX-512, AVX2 and portable code.
+"""The native CPU set: C++ kernels (csrc/) with run-time dispatch over the levels of docs/architecture.md.
 
 All levels give the same bits, whatever the thread count. Row-invariant by construction: no sum is split, and its order
 depends on the row's own values only. This module checks arguments and hands addresses over.
@@ -48,8 +48,8 @@ BF16 = torch.bfloat16
 class NativeKernels:
     """Implements `protocol.Kernels` for CPU tensors.
 
-    level: `avx512vnni`, `avx512`, `avxvnni`, `avx2`, `dotprod` or `portable`, or None for the fastest this CPU has.
-    linear: see `Products`.
+    level: `avx512vnni`, `avx512`, `avxvnni`, `avx2`, `dotprod` or `portable`, or None for the first of them that this
+    CPU has. linear: see `Products`.
     """
 
     name = "native"

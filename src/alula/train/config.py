@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg, subcommand
 
-from alula.config import AlulaError
+from alula.config import AlulaError, check_floor
 from alula.train.making import MakingConfig, at_least
 from alula.train.methods.options import Eagle1Options, Eagle3Options, LMOptions, MedusaOptions
 
@@ -94,14 +94,13 @@ class Served:
             _check(f"served.{name}", getattr(self, name), whole=True, least=0)
         for name in ("tokens", "nodes", "depth", "branch", "kv_cache_mib"):
             _check(f"served.{name}", getattr(self, name), whole=True, least=1)
-        _check("served.floor", self.floor, least=0, below=1)
+        check_floor("served.floor", self.floor)
 
 
-def _check(name: str, value: object, *, whole: bool = False, least: float, below: float = math.inf) -> None:
+def _check(name: str, value: object, *, whole: bool = False, least: float) -> None:
     kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < below:
-        kind, limit = "whole number" if whole else "number", f" and below {below}" if below < math.inf else ""
-        raise AlulaError(f"{name} is {value!r}: give a {kind} of at least {least}{limit}")
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
+        raise AlulaError(f"{name} is {value!r}: give a {'whole number' if whole else 'number'} of at least {least}")
 
 
 def _check_choice(name: str, value: str, *known: str) -> None:
