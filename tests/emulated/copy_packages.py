@@ -9,7 +9,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-folder, names, done = Path(sys.argv[1]), sys.argv[2:], set[str]()
+folder, wanted = Path(sys.argv[1]), sys.argv[2:]
+names, done = list(wanted), set[str]()
 while names:
     name = names.pop()
     if name in done:
@@ -18,7 +19,9 @@ while names:
     try:
         found = distribution(name)
     except PackageNotFoundError:
-        continue
+        if name in wanted:
+            sys.exit(f"{name} is not installed: install the project with its tests' packages")
+        continue  # one that is not needed on this machine
     needed = [Requirement(text) for text in found.requires or ()]
     names += [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
     for file in found.files or ():
