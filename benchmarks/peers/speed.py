@@ -7,8 +7,8 @@
 An engine is `kind`, or `kind@PYTHON` with the Python of an environment that has it, then `:name=value,...`. Kinds and
 their settings are those of worker.py beside this file; docs/benchmarks.md says how the environments are made. Every
 engine is a process of its own, loaded before the first round, stopped (SIGSTOP) while another one has its turn, so that
-no thread that still waits busily takes its cores (should this process be killed outright, they stay so); who goes first
-changes from prompt to prompt. Decoding is greedy, up to `--max-tokens` or the model's end.
+no thread that still waits busily takes its cores; who goes first changes from prompt to prompt. Decoding is greedy, up
+to `--max-tokens` or the model's end.
 
 The report, OUTPUT/peers.json and .md: tokens per second by prompt (median of the rounds; the prompt's reading counted),
 median and 10th to 90th percentile over prompts, decoding alone (after the first token), reading (prompt tokens over the

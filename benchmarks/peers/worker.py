@@ -8,8 +8,10 @@ tokens, until the last and until the first. The first line says which version it
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -160,6 +162,7 @@ SETTINGS = {
     "vllm": {"model", "dtype", "eager"},
 }
 """What each kind knows; OpenVINO's plugin checks its own."""
+PR_SET_PDEATHSIG = 1
 KINDS = {"alula": alula, "llama_cpp": llama_cpp, "openvino": openvino, "transformers": transformers, "vllm": vllm}
 
 
@@ -169,7 +172,14 @@ def timed(generate: Generate, prompt: Sequence[int], most: int) -> dict[str, flo
     return {"tokens": tokens, "seconds": time.perf_counter() - begun, "first": first - begun}
 
 
+def end_with_parent() -> None:
+    """A stopped process would not notice that nobody is left to wake it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
+    end_with_parent()
     kind, path, threads, settings = sys.argv[1:]
     if kind not in KINDS:
         sys.exit(f"kind is {kind!r}: give one of {', '.join(KINDS)}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +63,21 @@ def test_an_engine_runs_in_its_turns_only(tmp_path: Path) -> None:
         wait_until(lambda: state(child) == "T")
     finally:
         worker.close()
+    wait_until(lambda: is_gone(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_a_stopped_engine_ends_with_whoever_started_it() -> None:
+    engine = "import os, time, worker; worker.end_with_parent(); print(os.getpid(), flush=True); time.sleep(600)"
+    runner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {engine!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", runner], stdout=subprocess.PIPE, text=True, cwd=speed.WORKER.parent
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        os.kill(child, signal.SIGSTOP)
+        wait_until(lambda: state(child) == "T")
+        process.kill()
     wait_until(lambda: is_gone(child))
 
 

@@ -70,7 +70,7 @@ rm -f serial.txt disk.img.lock
 touch serial.txt
 tail -n +1 -f serial.txt &
 "$bochs" -q -f "$here/bochsrc" </dev/null >bochs.out 2>&1 &
-trap 'kill $(jobs -p)' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait $! || true  # powering off is a panic to Bochs
 sleep 1
 exit "$(sed -n 's/^exit status \([0-9]*\).*/\1/p' serial.txt | tail -n 1 | grep . || echo 1)"
