@@ -42,14 +42,12 @@ tar -c -C "$source" --exclude='_native.*' --exclude=__pycache__ src tests benchm
 cp "$work"/arm64-native/_native.*-aarch64-linux-gnu.so "$root/alula/src/alula/kernels/"
 
 # In a namespace of its own, so that arm64 programs (and those they start) run there and nothing changes here.
-# This torch keeps its OpenMP runtime to itself, so it is preloaded for _native.
 # shellcheck disable=SC2016
 exec unshare --map-root-user --mount bash -euc '
     mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
     cat /usr/lib/binfmt.d/qemu-aarch64.conf >/proc/sys/fs/binfmt_misc/register
     for folder in proc sys dev; do mount --rbind /$folder "$0/$folder"; done
     exec env -i PATH="$PATH" LANG=C.UTF-8 HOME=/tmp QEMU_CPU=max \
-        QEMU_SET_ENV=LD_PRELOAD=/packages/torch/lib/libgomp.so.1 \
         PYTHONPATH=/packages:/alula/src ${ALULA_CPU_LEVEL:+ALULA_CPU_LEVEL="$ALULA_CPU_LEVEL"} \
         unshare --root="$0" --wd=/alula /usr/bin/python3 -m pytest -p no:cacheprovider "$@"
 ' "$root" "${@:-tests/kernels}" </dev/null

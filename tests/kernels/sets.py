@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from alula.cache.pool import KVLayer
-from alula.kernels import _native
+from alula.kernels.extension import _native
 from alula.kernels.native import NativeKernels
 from alula.kernels.protocol import Kernels
 from alula.kernels.torch_reference import TorchKernels

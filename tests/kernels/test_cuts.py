@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alula.kernels import _native
+from alula.kernels.extension import _native
 from alula.kernels.sampler import NativeSampler
 from alula.sampling.distribution import choose
 from alula.sampling.noise import gumbel

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alula.kernels import _native
+from alula.kernels.extension import _native
 from alula.kernels.sampler import NativeSampler
 from alula.sampling.noise import Stream, draw_bits, row_keys, steps, to_gumbel
 from alula.tree import FloatArray

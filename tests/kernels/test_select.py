@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -44,6 +46,32 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refused_choices(call: Callable[[], object], word: str) -> None:
     with pytest.raises(AlulaError, match=word):
         call()
+
+
+def test_without_the_extension() -> None:
+    """A checkout that was not built: torch's kernels, with a word about it, or a refusal that says what to do."""
+    script = """
+import sys, warnings
+sys.modules["alula.kernels._native"] = None
+warnings.simplefilter("error")
+from alula.kernels.select import load_kernels
+try:
+    load_kernels("auto")
+except UserWarning as warning:
+    print(warning)
+warnings.simplefilter("ignore")
+kernels = load_kernels("auto")
+kernels.release_threads()
+print(kernels.name)
+try:
+    load_kernels("native")
+except ValueError as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "the native kernels were not built" in out[0]
+    assert out[1] == "torch"
+    assert "reinstall alula, or give 'torch'" in out[2]
 
 
 def test_linear_paths() -> None:

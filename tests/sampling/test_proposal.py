@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from alula.kernels import _native
+from alula.kernels.extension import _native
 from alula.kernels.sampler import NativeSampler
 from alula.sampling.columns import DraftColumns
 from alula.sampling.noise import gumbel

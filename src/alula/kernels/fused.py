@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alula.kernels import _native
 from alula.kernels.checks import check_attention_width, check_layer, check_rows, check_same, check_slots
+from alula.kernels.extension import _native
 from alula.kernels.stack import Hidden, Layer, Stack
 
 if TYPE_CHECKING:

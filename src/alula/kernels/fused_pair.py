@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alula.kernels import _native
 from alula.kernels.checks import check_attention_width, check_layer, check_rows, check_same, check_slots
+from alula.kernels.extension import _native
 from alula.kernels.fused import Resolve, Widths
 from alula.kernels.pair import PairLayer
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch  # brings the OpenMP runtime that _native uses, so it must come first
+import torch
 
-from alula.kernels import _native
 from alula.kernels.blocks import BlockWeight
 from alula.kernels.checks import (
     FLOATS,
@@ -24,6 +23,7 @@ from alula.kernels.checks import (
     check_slots,
     check_where,
 )
+from alula.kernels.extension import _native
 from alula.kernels.fused import FusedStack
 from alula.kernels.fused_pair import FusedPair
 from alula.kernels.packed import NativeLinear

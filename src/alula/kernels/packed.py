@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from alula.kernels import _native
 from alula.kernels.blocks import BlockWeight
+from alula.kernels.extension import _native
 
 Format = Literal["fp32", "bf16", "int8", "q8", "q4"]
 """int8: whole numbers with a bf16 scale for every 32 inputs; see csrc/quantised.h. q8, q4: `BlockWeight`s."""

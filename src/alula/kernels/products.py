@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal, get_args
 
-import torch  # brings the OpenMP runtime that _native uses, so it must come first
+import torch
 
-from alula.kernels import _native
 from alula.kernels.blocks import BlockWeight
 from alula.kernels.checks import check_blocks, check_weight
+from alula.kernels.extension import _native
 from alula.kernels.packed import NativeLinear, pack, pack_blocks
 from alula.kernels.padded import PaddedLinear, RowProbe, aligned
 from alula.kernels.protocol import Linear, WeightFormat

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alula.kernels import _native
+from alula.kernels.extension import _native
 from alula.tree import FloatArray, IntArray
 
 

@@ -7,11 +7,12 @@ runs at probed row counts (`padded`).
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 
-from alula.kernels import _native, exact
+from alula.kernels import exact
 from alula.kernels.blocks import BlockWeight
 from alula.kernels.checks import (
     check_activation,
@@ -55,7 +56,10 @@ class TorchKernels:
         return {"set": self.name, "threads": torch.get_num_threads(), "linear": self.probe.report()}
 
     def release_threads(self) -> None:
-        _native.release_threads()
+        with suppress(ImportError):  # without the extension they stay: nothing else can end them
+            from alula.kernels.extension import _native
+
+            _native.release_threads()
 
     def candidates(self, roots_B: IntArray, limits_B3: IntArray, floors_B: NDArray[np.float64]) -> Candidates | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from alula.kernels import _native
+from alula.kernels.extension import _native
 from alula.tree import FloatArray, IntArray
 
 
