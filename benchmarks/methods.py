@@ -280,7 +280,7 @@ def _shape(text: str) -> TreeShape:
         nodes, depth, branch, *floor = text.split(",")
         return TreeShape(int(nodes), int(depth), int(branch), *map(float, floor))
     except (ValueError, TypeError):
-        raise AlulaError(f"trees has {text!r}: give rows, depth, branch and perhaps a floor, as in 6,3,3,0.2") from None
+        raise AlulaError(f"trees has {text!r}: give rows, depth and branch, perhaps a floor, as in 6,3,3,0.2") from None
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
