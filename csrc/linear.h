@@ -98,18 +98,18 @@ template <class W>
 void multiply_block(const LinearArgs& a, const float* x, int64_t ldx, int64_t row, int64_t rows, int64_t panel,
                     int64_t panels, float* c) {
     const int64_t ldc = panels * 16;
-    const int64_t tiles = ceil_div(rows, kTileRows), tile_rows = ceil_div(rows, tiles);
-    const int64_t inputs = tiles > 1 ? ceil_div(a.in, ceil_div(a.in, kInputBlock)) : a.in;
+    const int64_t tiles = ceil_div(rows, kTileRows), blocks = tiles > 1 ? ceil_div(a.in, kInputBlock) : 1;
     const W* w = static_cast<const W*>(a.weight) + panel * 16 * a.in;
     const char* next = reinterpret_cast<const char*>(w + panels * 16 * a.in);
-    const int64_t share = ceil_div(kPrefetchInputs * 16 * int64_t(sizeof(W)) * panels / 64, tiles);
-    for (int64_t begin = 0; begin < a.in; begin += inputs) {
-        const int64_t count = smaller(inputs, a.in - begin);
-        for (int64_t low = 0; low < rows; low += tile_rows) {
-            const int tall = int(smaller(tile_rows, rows - low));
-            tile_function<W>(tall, panels > 1)(x + low * ldx + begin, ldx, w + begin * 16, 16 * a.in, count,
-                                               c + low * ldc, ldc, begin > 0, {next, int(share)});
-            next += share * 64 * ceil_div(count, kPrefetchInputs);
+    const int64_t lines = kPrefetchInputs * 16 * int64_t(sizeof(W)) * panels / 64;
+    for (int64_t block = 0; block < blocks; ++block) {
+        int64_t begin = a.in * block / blocks, end = a.in * (block + 1) / blocks;
+        for (int64_t t = 0; t < tiles; ++t) {
+            int64_t low = rows * t / tiles, high = rows * (t + 1) / tiles;
+            int share = int(lines * (t + 1) / tiles - lines * t / tiles);
+            tile_function<W>(int(high - low), panels > 1)(x + low * ldx + begin, ldx, w + begin * 16, 16 * a.in,
+                                                          end - begin, c + low * ldc, ldc, block > 0, {next, share});
+            next += share * 64 * ceil_div(end - begin, kPrefetchInputs);
         }
     }
     finish(a, c, ldc, row, rows, panel, panels);

@@ -58,17 +58,18 @@ template <class F>
 void multiply_group_block(const LinearArgs& a, const typename F::Rows& x, int64_t row, int64_t rows, int64_t panel,
                           int64_t panels, float* c) {
     const int64_t ldc = panels * 16, groups = ceil_div(a.in, kGroup), stride = groups * F::kBytes;
-    const int64_t tiles = ceil_div(rows, kCountRows), tile_rows = ceil_div(rows, tiles);
-    const int64_t block = tiles > 1 ? ceil_div(groups, ceil_div(groups, kBlockGroups)) : groups;
+    const int64_t tiles = ceil_div(rows, kCountRows), blocks = tiles > 1 ? ceil_div(groups, kBlockGroups) : 1;
     const int64_t step = panels * F::kBytes, share = ceil_div(step, tiles);
     const char* w = static_cast<const char*>(a.weight) + panel * stride;
     std::memset(c, 0, sizeof(float) * size_t(rows * ldc));
-    for (int64_t begin = 0; begin < groups; begin += block) {
-        AheadGroups ahead{w + panels * stride + begin * step, step, share};
-        for (int64_t low = 0; low < rows; low += tile_rows, ahead.at += share)
-            group_tile<F>(int(smaller(tile_rows, rows - low)), panels > 1)(
-                x.from(row + low, begin), w + begin * F::kBytes, stride, smaller(block, groups - begin), c + low * ldc,
-                ldc, ahead);
+    for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t begin = groups * block / blocks, end = groups * (block + 1) / blocks;
+        for (int64_t t = 0; t < tiles; ++t) {
+            const int64_t low = rows * t / tiles, high = rows * (t + 1) / tiles;
+            const AheadGroups ahead{w + panels * stride + begin * step + t * share, step, share};
+            group_tile<F>(int(high - low), panels > 1)(x.from(row + low, begin), w + begin * F::kBytes, stride,
+                                                       end - begin, c + low * ldc, ldc, ahead);
+        }
     }
     finish(a, c, ldc, row, rows, panel, panels);
 }

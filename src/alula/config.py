@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import TypeGuard
 
 
 class AlulaError(ValueError):
     """A mistake in what the user gave. The message is one sentence that names the field and the mend."""
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_floor(name: str, value: object) -> None:
     """Raises AlulaError for what is no floor of a path's probability."""
-    if not (isinstance(value, (int, float)) and _is_number(value) and 0 <= value < 1):
+    if not (_is_number(value) and 0 <= value < 1):
         raise AlulaError(f"{name} is {value!r}: give a number of at least 0 and below 1")
 
 
