@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alula.kernels.extension import share_openmp
 from alula.kernels.native import NativeKernels
 from alula.kernels.protocol import Activation
 from tests.kernels.sets import DTYPES, LEVELS, draw_rows, kernel_set, place, same_bits
@@ -92,3 +96,20 @@ print(sorted(name for name in maps if any(part in os.path.basename(name) for par
 """
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert len(eval(out)) == 1, out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_a_runtime_that_is_kept_private_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's wheels for Arm keep theirs: the library that is loaded is opened again, for everybody."""
+    opened, open_library = [], ctypes.CDLL
+
+    def library(name: str | None, mode: int = 0) -> object:
+        if name is None:
+            return object()
+        opened.append((Path(name).name, mode))
+        return open_library(name, mode=mode)
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    share_openmp()
+    assert len(opened) == 1 and opened[0][0].startswith("libgomp")
+    assert opened[0][1] & os.RTLD_GLOBAL and opened[0][1] & os.RTLD_NOLOAD
